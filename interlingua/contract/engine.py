@@ -1,0 +1,70 @@
+"""The seam behind which engines stand: the native one, vLLM, and the scripted one of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from interlingua.contract.events import EngineEvent
+from interlingua.contract.request import PreparedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the service must know of a loaded model. Constant after `start`."""
+
+    name: str  # "native", "echo", "vllm"
+    vocab_size: int  # width of the logits; every prompt id is below it
+    max_context: int  # prompt + output tokens of one request
+    dtype: str  # "int4", "int8", "bfloat16", for /info
+    device: str  # "cpu"
+    description: str = ""  # one line for people: kernels, threads, numerics
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for gauges. All counts are of this moment, totals since start."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0  # held by running requests; cached but unreferenced blocks are free
+    kv_block_tokens: int = 1
+    preemptions_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    steps_total: int = 0
+    last_progress: float = 0.0  # `time.monotonic()` of the last finished step; 0.0 = none yet
+
+
+class Engine(Protocol):
+    """Turns prepared requests into token events.
+
+    Ownership: a request belongs to the engine from the first `__anext__` of `generate` until its ending event, or
+    until the iterator is closed (`aclose`), which aborts it: its KV blocks and queue place are free within a step.
+    All methods run on the event loop; none of them blocks it.
+    """
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def start(self) -> None:
+        """Loads what must be loaded and starts working threads. Raises ModelError."""
+        ...
+
+    async def stop(self) -> None:
+        """Ends running requests with `FailedEvent(UnavailableError)` and frees everything. Safe to call twice."""
+        ...
+
+    def generate(self, request: PreparedRequest) -> AsyncIterator[EngineEvent]:
+        """Yields `StartedEvent`, then `TokenEvent`s, then one `FinishedEvent` or `FailedEvent`. Never raises."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The fault that ended the engine's thread, or None while it lives."""
+        ...

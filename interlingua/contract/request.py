@@ -1,0 +1,169 @@
+"""Requests: as a dialect received them (`GenerationRequest`) and as an engine sees them (`PreparedRequest`).
+
+Two types on purpose: only a prepared request, in which every default is resolved and every limit checked, reaches
+an engine. `None` in a `GenerationRequest` means "absent"; a `PreparedRequest` has no absent values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Literal
+
+MAX_SEED = 2**64 - 1
+
+
+class StopMode(Enum):
+    """What becomes of the stop text itself in the answer (rules differ by dialect)."""
+
+    CUT = "cut"  # the text ends right before the stop
+    KEEP = "keep"  # the text ends right after it
+
+
+class Priority(IntEnum):
+    """Queue order: 1 is served first. Waiting requests gain one level every 10 seconds."""
+
+    HIGHEST = 1
+    LOWEST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of prompt text. Neighbouring parts are joined with nothing between them."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An image, a video or an audio clip, as the client named it; nothing has been fetched yet."""
+
+    kind: Literal["image", "video", "audio"]
+    source: str  # URL, local path or data URI / bare base64
+    field: str  # wire name, for errors: `inputs[1].image_url`
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Prompt text to be tokenised with the tokenizer's own special tokens. At least one part."""
+
+    parts: tuple[TextPart | MediaPart, ...]
+    field: str = "inputs"  # wire name, for errors
+
+    @property
+    def text(self) -> str:
+        """All text parts, joined with nothing."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt that arrived as token ids."""
+
+    ids: tuple[int, ...]
+    field: str = "input_id"
+
+
+Prompt = TextPrompt | TokenPrompt  # chat prompts join this union with the OpenAI dialect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRequest:
+    """Sampling parameters as sent; None = absent. Ranges were checked by the dialect."""
+
+    do_sample: bool = False
+    temperature: float | None = None
+    top_k: int | None = None  # 0 = off
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_over: Literal["all", "output"] = "all"  # TGI: f·count/length over prompt+output; OpenAI: output only
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None  # 64 bits, two's complement for negative ones
+    watermark: bool = False
+    use_model_defaults: bool = True  # generation_config.json fills absent values when sampling
+    default_top_k: int = 0  # used when neither the request nor the model's files name one, while sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One text-generation call, in no dialect's words.
+
+    Produced by a dialect, consumed by `service.prepare`. `field_names` maps a contract field to its wire name where
+    they differ, so that an error found later still names what the client wrote.
+    """
+
+    request_id: str
+    prompt: Prompt
+    max_new_tokens: int | None = None  # None = the room that is left
+    sampling: SamplingRequest = field(default_factory=SamplingRequest)
+    stop: tuple[str, ...] = ()
+    stop_mode: StopMode = StopMode.CUT
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_new_tokens: int = 0
+    truncate: int | None = None  # keep the last n tokens; None = off
+    return_full_text: bool = False
+    details: bool = False
+    prompt_logprobs: bool = False
+    top_n_tokens: int = 0
+    best_of: int = 1
+    adapter_id: str | None = None
+    grammar: Grammar | None = None
+    priority: int = Priority.LOWEST
+    timeout: float | None = None  # seconds from arrival; None = the server's default
+    model: str | None = None  # as named in path or body; None = the served one
+    field_names: tuple[tuple[str, str], ...] = ()
+
+    def wire_name(self, name: str) -> str:
+        """The name that the client knows for contract field `name`."""
+        return dict(self.field_names).get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A language that the answer must belong to. `value` is JSON text for `json_schema`, else the pattern."""
+
+    kind: Literal["json_schema", "regex", "lark", "choice"]
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Resolved sampling parameters; each has the neutral value that switches it off."""
+
+    do_sample: bool = False
+    temperature: float = 1.0  # > 0
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0  # 1 = off
+    typical_p: float = 1.0  # 1 = off
+    min_p: float = 0.0  # 0 = off
+    repetition_penalty: float = 1.0  # 1 = off
+    frequency_penalty: float = 0.0  # 0 = off
+    presence_penalty: float = 0.0  # 0 = off
+    frequency_over: Literal["all", "output"] = "all"
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # 0..2^64-1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """The only thing that an engine sees: ids in, every default resolved, every limit checked.
+
+    `len(prompt_ids) >= 1`, every id is in the vocabulary, and `len(prompt_ids) + max_new_tokens` never passes the
+    engine's context. `deadline` is on the clock of `time.monotonic`.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]  # the model's EOS ids unless ignored, and the client's; ends with `eos_token`
+    min_new_tokens: int = 0
+    prompt_logprobs: bool = False
+    top_n_tokens: int = 0
+    priority: int = Priority.LOWEST
+    deadline: float | None = None
