@@ -1,0 +1,453 @@
+// Kernels over a 16-lane vector type, compiled once per ISA. The including file defines, in an anonymous namespace:
+//   F (16 floats), I (16 int32), W (64 bytes) and the operations used below. Order of float operations is fixed here and
+//   nowhere else: this is what makes all tiers agree bit for bit.
+//
+// An ISA file may define INTERLINGUA_OWN_LINEAR and bring a `linear` of its own that gives the same bits.
+
+// --- exp ---------------------------------------------------------------------------------------------------------------
+// exp(x) for x <= 88: Cody-Waite reduction and a degree-6 polynomial; 0 below -87. Relative error under 2e-7.
+inline F exp_lanes(F x) {
+  const F clamped = fmax(fmin(x, splat(88.0f)), splat(-87.0f));
+  const F n = round_nearest(mul(clamped, splat(1.44269504088896341f)));
+  F r = fma(n, splat(-0.693359375f), clamped);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F p = splat(1.3981999507e-3f);
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, mul(r, r), r);
+  p = add(p, splat(1.0f));
+  return zero_below(x, -87.0f, mul(p, power_of_two(n)));
+}
+
+inline float sum_lanes(F v) {
+  float t[kLanes];
+  store(t, v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) t[i] = t[i] + t[i + width];
+  return t[0];
+}
+
+inline float max_lanes(F v) {
+  float t[kLanes];
+  store(t, v);
+  float m = t[0];
+  for (int i = 1; i < kLanes; i++) m = t[i] > m ? t[i] : m;
+  return m;
+}
+
+inline F silu(F x) { return div(x, add(splat(1.0f), exp_lanes(sub(splat(0.0f), x)))); }
+
+// --- bf16 products -------------------------------------------------------------------------------------------------------
+// The order of AMX's TDPBF16PS: over 32 inputs one chain of fused multiply-adds over the even inputs and one over the
+// odd, both from zero; then acc += even + odd. `b` holds pairs [16][.. stride ..][16 lanes][2].
+template <int R>
+inline void pair_chunk(F (&acc)[R], const uint16_t* b, int64_t pair_stride, const float* a, int64_t a_stride) {
+  F even[R], odd[R];
+  for (int r = 0; r < R; r++) even[r] = odd[r] = splat(0.0f);
+  for (int p = 0; p < kGroup / 2; p++) {
+    const W w = load_bytes(reinterpret_cast<const uint8_t*>(b + p * pair_stride));
+    const F be = even_bf16(w), bo = odd_bf16(w);
+    for (int r = 0; r < R; r++) {
+      even[r] = fma(be, splat(a[r * a_stride + 2 * p]), even[r]);
+      odd[r] = fma(bo, splat(a[r * a_stride + 2 * p + 1]), odd[r]);
+    }
+  }
+  for (int r = 0; r < R; r++) acc[r] = add(acc[r], add(even[r], odd[r]));
+}
+
+// --- linear --------------------------------------------------------------------------------------------------------------
+// y of one 16-block for R rows, into tile[r][16].
+template <int R>
+inline void linear_block_bf16(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
+  const int32_t groups = args.weight.k / kGroup;
+  const uint16_t* b = reinterpret_cast<const uint16_t*>(args.weight.quants) + int64_t(block) * groups * 512;
+  const float* a = args.in.rounded + int64_t(row) * args.weight.k;
+  F acc[R];
+  for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
+  for (int32_t g = 0; g < groups; g++) pair_chunk<R>(acc, b + int64_t(g) * 512, 2 * kLanes, a + g * kGroup, args.weight.k);
+  for (int r = 0; r < R; r++) store(tile[r], acc[r]);
+}
+
+// The float steps of one group, after the exact integer sum: the same for int4 and int8, VNNI and AMX.
+inline F int4_group(F acc, I dot, F d, F m, float scale, float sum) {
+  acc = fma(to_float(dot), mul(d, splat(scale)), acc);
+  return fma(m, splat(sum), acc);
+}
+inline F int8_group(F acc, I dot, F d, float scale) { return fma(to_float(dot), mul(d, splat(scale)), acc); }
+
+template <int R, bool kTwoTerms>
+inline void linear_block_int4(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
+  const int32_t k = args.weight.k, groups = k / kGroup;
+  const uint8_t* q = args.weight.quants + int64_t(block) * groups * 256;
+  const uint8_t* s = args.weight.scales + int64_t(block) * groups * 64;
+  const int8_t* high = args.in.high + int64_t(row) * k;
+  const int8_t* low = kTwoTerms ? args.in.low + int64_t(row) * k : nullptr;
+  const float* scale = args.in.scale + int64_t(row) * groups;
+  const float* sum = args.in.sum + int64_t(row) * groups;
+  F acc[R];
+  for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
+  for (int32_t g = 0; g < groups; g++, q += 256, s += 64) {
+    prefetch(q + 2048);
+    prefetch(q + 2048 + 64);
+    prefetch(q + 2048 + 128);
+    prefetch(q + 2048 + 192);
+    I c[R], e[R];
+    for (int r = 0; r < R; r++) c[r] = e[r] = int_splat(0);
+    for (int v = 0; v < 4; v++) {
+      const W w = load_bytes(q + 64 * v);
+      const W lo = low_nibbles(w), hi = high_nibbles(w);
+      for (int r = 0; r < R; r++) {
+        const int8_t* h = high + int64_t(r) * k + g * kGroup;
+        c[r] = dot_u8s8(c[r], lo, h + 4 * v);
+        c[r] = dot_u8s8(c[r], hi, h + 16 + 4 * v);
+        if (kTwoTerms) {
+          const int8_t* l = low + int64_t(r) * k + g * kGroup;
+          e[r] = dot_u8s8(e[r], lo, l + 4 * v);
+          e[r] = dot_u8s8(e[r], hi, l + 16 + 4 * v);
+        }
+      }
+    }
+    const F d = load_half(reinterpret_cast<const uint16_t*>(s));
+    const F m = load_half(reinterpret_cast<const uint16_t*>(s) + kLanes);
+    for (int r = 0; r < R; r++) {
+      const I dot = kTwoTerms ? int_add(int_shift_left_8(c[r]), e[r]) : c[r];
+      acc[r] = int4_group(acc[r], dot, d, m, scale[int64_t(r) * groups + g], sum[int64_t(r) * groups + g]);
+    }
+  }
+  for (int r = 0; r < R; r++) store(tile[r], acc[r]);
+}
+
+template <int R, bool kTwoTerms>
+inline void linear_block_int8(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
+  const int32_t k = args.weight.k, groups = k / kGroup;
+  const uint8_t* q = args.weight.quants + int64_t(block) * groups * 512;
+  const uint8_t* s = args.weight.scales + int64_t(block) * groups * 32;
+  const int8_t* high = args.in.high + int64_t(row) * k;
+  const int8_t* low = kTwoTerms ? args.in.low + int64_t(row) * k : nullptr;
+  const float* scale = args.in.scale + int64_t(row) * groups;
+  const int32_t* int_sum = args.in.int_sum + int64_t(row) * groups;
+  F acc[R];
+  for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
+  for (int32_t g = 0; g < groups; g++, q += 512, s += 32) {
+    I c[R], e[R];
+    for (int r = 0; r < R; r++) c[r] = e[r] = int_splat(0);
+    for (int v = 0; v < 8; v++) {
+      prefetch(q + 3072 + 64 * v);
+      const W w = load_bytes(q + 64 * v);
+      for (int r = 0; r < R; r++) {
+        c[r] = dot_u8s8(c[r], w, high + int64_t(r) * k + g * kGroup + 4 * v);
+        if (kTwoTerms) e[r] = dot_u8s8(e[r], w, low + int64_t(r) * k + g * kGroup + 4 * v);
+      }
+    }
+    const F d = load_half(reinterpret_cast<const uint16_t*>(s));
+    for (int r = 0; r < R; r++) {
+      I dot = kTwoTerms ? int_add(int_shift_left_8(c[r]), e[r]) : c[r];
+      dot = int_sub(dot, int_splat(128 * int_sum[int64_t(r) * groups + g]));  // weights are stored plus 128
+      acc[r] = int8_group(acc[r], dot, d, scale[int64_t(r) * groups + g]);
+    }
+  }
+  for (int r = 0; r < R; r++) store(tile[r], acc[r]);
+}
+
+template <int R>
+inline void linear_block(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
+  switch (args.weight.kind) {
+    case WeightKind::kInt4:
+      if (args.kind == ActivationKind::kInt16)
+        linear_block_int4<R, true>(args, block, row, tile);
+      else
+        linear_block_int4<R, false>(args, block, row, tile);
+      break;
+    case WeightKind::kInt8:
+      if (args.kind == ActivationKind::kInt16)
+        linear_block_int8<R, true>(args, block, row, tile);
+      else
+        linear_block_int8<R, false>(args, block, row, tile);
+      break;
+    case WeightKind::kBf16:
+      linear_block_bf16<R>(args, block, row, tile);
+      break;
+  }
+}
+
+// Writes finished sums of one 16-block (or of a gate and an up block) for `rows` rows from `row` on.
+inline void finish_block(const LinearArgs& args, int32_t block, int32_t row, int rows, const float (*tile)[kLanes]) {
+  for (int r = 0; r < rows; r++) {
+    F y = load(tile[r]);
+    if (args.bias) y = add(y, load(args.bias + int64_t(block) * kLanes));
+    float* out = args.out + (row + r) * args.out_stride + int64_t(block) * kLanes;
+    store(out, args.epilogue == Epilogue::kAdd ? add(load(out), y) : y);
+  }
+}
+inline void finish_gate(const LinearArgs& args, int32_t block, int32_t row, int rows, const float (*gate)[kLanes],
+                        const float (*up)[kLanes]) {
+  for (int r = 0; r < rows; r++) {
+    F g = load(gate[r]), u = load(up[r]);
+    if (args.bias) {
+      g = add(g, load(args.bias + int64_t(block) * kLanes));
+      u = add(u, load(args.bias + int64_t(block + 1) * kLanes));
+    }
+    store(args.out + (row + r) * args.out_stride + int64_t(block / 2) * kLanes, mul(silu(g), u));
+  }
+}
+
+template <int R>
+inline void linear_rows(const LinearArgs& args, int32_t block, int32_t row) {
+  alignas(64) float tile[R][kLanes];
+  linear_block<R>(args, block, row, tile);
+  if (args.epilogue == Epilogue::kSiluGate) {
+    alignas(64) float up[R][kLanes];
+    linear_block<R>(args, block + 1, row, up);
+    finish_gate(args, block, row, R, tile, up);
+  } else {
+    finish_block(args, block, row, R, tile);
+  }
+}
+
+inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
+  const int32_t step = args.epilogue == Epilogue::kSiluGate ? 2 : 1;
+  for (int32_t block = begin; block < end; block += step) {
+    int32_t row = 0;
+    for (; row + kRowTile <= args.rows; row += kRowTile) linear_rows<kRowTile>(args, block, row);
+    switch (args.rows - row) {
+      case 7: linear_rows<4>(args, block, row); linear_rows<3>(args, block, row + 4); break;
+      case 6: linear_rows<4>(args, block, row); linear_rows<2>(args, block, row + 4); break;
+      case 5: linear_rows<4>(args, block, row); linear_rows<1>(args, block, row + 4); break;
+      case 4: linear_rows<4>(args, block, row); break;
+      case 3: linear_rows<3>(args, block, row); break;
+      case 2: linear_rows<2>(args, block, row); break;
+      case 1: linear_rows<1>(args, block, row); break;
+      default: break;
+    }
+  }
+}
+
+// --- activations -----------------------------------------------------------------------------------------------------------
+inline uint16_t to_bf16(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 64);  // NaN stays NaN
+  return uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+inline float from_bf16(uint16_t h) {
+  const uint32_t u = uint32_t(h) << 16;
+  float x;
+  __builtin_memcpy(&x, &u, 4);
+  return x;
+}
+
+// One group of 32: integers in +-`range`, rounded to nearest even.
+inline void quantise_group(const float* x, float range, int32_t* q, float* scale, int32_t* int_sum) {
+  const F a = load(x), b = load(x + kLanes);
+  const float peak = max_lanes(fmax(absolute(a), absolute(b)));
+  if (!(peak > 1e-30f)) {
+    for (int i = 0; i < kGroup; i++) q[i] = 0;
+    *scale = 0.0f;
+    *int_sum = 0;
+    return;
+  }
+  const F inverse = splat(range / peak);
+  int_store(q, to_int(mul(a, inverse)));
+  int_store(q + kLanes, to_int(mul(b, inverse)));
+  *scale = peak / range;
+  int32_t total = 0;
+  for (int i = 0; i < kGroup; i++) total += q[i];
+  *int_sum = total;
+}
+
+void prepare(const float* x, int32_t k, const float* norm, float eps, const Activations& out, int32_t row,
+             bool want_int8, bool want_int16, bool want_bf16, float* scratch) {
+  if (norm) {  // RMSNorm: x / sqrt(mean(x^2) + eps) * weight
+    F squares = splat(0.0f);
+    for (int32_t i = 0; i < k; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+    const F inverse = splat(1.0f / square_root(sum_lanes(squares) / float(k) + eps));
+    for (int32_t i = 0; i < k; i += kLanes) store(scratch + i, mul(mul(load(x + i), inverse), load(norm + i)));
+    x = scratch;
+  }
+  const int32_t groups = k / kGroup;
+  if (want_int8 || want_int16) {
+    for (int32_t g = 0; g < groups; g++) {
+      alignas(64) int32_t q[kGroup];
+      float scale;
+      int32_t int_sum;
+      quantise_group(x + g * kGroup, want_int16 ? 32512.0f : 127.0f, q, &scale, &int_sum);
+      const int64_t at = int64_t(row) * k + g * kGroup;
+      for (int i = 0; i < kGroup; i++) {
+        const int32_t high = want_int16 ? (q[i] + 128) >> 8 : q[i];
+        out.high[at + i] = int8_t(high);
+        if (want_int16) out.low[at + i] = int8_t(q[i] - 256 * high);
+      }
+      out.scale[int64_t(row) * groups + g] = scale;
+      out.int_sum[int64_t(row) * groups + g] = int_sum;
+      out.sum[int64_t(row) * groups + g] = float(int_sum) * scale;
+    }
+  }
+  if (want_bf16) {
+    for (int32_t i = 0; i < k; i++) {
+      const uint16_t h = to_bf16(x[i]);
+      out.bf16[int64_t(row) * k + i] = h;
+      out.rounded[int64_t(row) * k + i] = from_bf16(h);
+    }
+  }
+}
+
+// --- attention -------------------------------------------------------------------------------------------------------------
+// One numerics for decode, prefill chunks and recomputation: positions are cut into absolute blocks of 256; each block's
+// (max, sum, out) is computed alone from zero and merged in ascending order. Scores and outputs use pair_chunk.
+constexpr int kMaxHeadDim = 256;
+constexpr int kQueryTile = 6;
+constexpr float kMasked = -1e30f;
+
+struct SoftmaxState {
+  float max, sum;
+  float out[kMaxHeadDim];
+};
+
+template <int Q>
+inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
+  const int32_t dim = args.head_dim, group = args.heads_per_kv;
+  const int64_t head_size = 2 * int64_t(kKvBlock) * dim;
+  alignas(64) float queries[Q][kMaxHeadDim];
+  alignas(64) float scores[Q][kAttentionBlock];
+  int32_t last[Q], first[Q];
+  float* target[Q];
+  alignas(64) SoftmaxState state[Q];
+  int32_t end = 0, start = 0x7fffffff;
+  for (int r = 0; r < Q; r++) {
+    const int32_t row = (begin + r) / group, head = kv_head * group + (begin + r) % group;
+    const float* q = args.q + row * args.q_stride + int64_t(head) * dim;
+    for (int32_t i = 0; i < dim; i += kLanes) store(queries[r] + i, mul(load(q + i), splat(args.scale)));
+    target[r] = args.out + row * args.out_stride + int64_t(head) * dim;
+    last[r] = args.position + row;
+    first[r] = args.window > 0 && last[r] >= args.window ? last[r] - args.window + 1 : 0;
+    end = last[r] + 1 > end ? last[r] + 1 : end;
+    start = first[r] < start ? first[r] : start;
+    state[r].max = kMasked;
+    state[r].sum = 0.0f;
+    for (int32_t i = 0; i < dim; i += kLanes) store(state[r].out + i, splat(0.0f));
+  }
+  for (int32_t base = start / kAttentionBlock * kAttentionBlock; base < end; base += kAttentionBlock) {
+    const int32_t limit = end - base < kAttentionBlock ? end - base : kAttentionBlock;
+    const int32_t skip = start > base ? (start - base) / kKvBlock : 0;  // KV blocks that no query sees (freed, perhaps)
+    const int32_t blocks = (limit + kKvBlock - 1) / kKvBlock;
+    const int32_t* table = args.block_table + base / kKvBlock;
+    // Scores, 16 positions at a time.
+    for (int32_t b = skip; b < blocks; b++) {
+      const uint16_t* keys = args.kv + (int64_t(table[b]) * args.kv_heads + kv_head) * head_size;
+      for (int half = 0; half < kKvBlock / kLanes; half++) {
+        F acc[Q];
+        for (int r = 0; r < Q; r++) acc[r] = splat(0.0f);
+        for (int32_t d = 0; d < dim; d += kGroup)
+          pair_chunk<Q>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, 2 * kLanes, &queries[0][d],
+                        kMaxHeadDim);
+        for (int r = 0; r < Q; r++) store(&scores[r][b * kKvBlock + half * kLanes], acc[r]);
+      }
+    }
+    // Softmax of the block, each query with its own limits.
+    float block_max[Q], block_sum[Q];
+    const int32_t from = skip * kKvBlock, to = blocks * kKvBlock;
+    for (int r = 0; r < Q; r++) {
+      for (int32_t i = from; i < to; i++)
+        if (base + i > last[r] || base + i < first[r]) scores[r][i] = kMasked;
+      F m = splat(kMasked);
+      for (int32_t i = from; i < to; i += kLanes) m = fmax(m, load(&scores[r][i]));
+      block_max[r] = max_lanes(m);
+      F sum = splat(0.0f);
+      for (int32_t i = from; i < to; i += kLanes) {
+        const F x = load(&scores[r][i]);
+        const F p = zero_below(x, 0.5f * kMasked, exp_lanes(sub(x, splat(block_max[r]))));
+        store(&scores[r][i], p);
+        sum = add(sum, p);
+      }
+      block_sum[r] = sum_lanes(sum);
+    }
+    float keep[Q], take[Q];
+    for (int r = 0; r < Q; r++) {
+      const float m = block_max[r] > state[r].max ? block_max[r] : state[r].max;
+      alignas(64) float factors[kLanes] = {state[r].max - m, block_max[r] - m};
+      store(factors, exp_lanes(load(factors)));
+      keep[r] = factors[0];
+      take[r] = factors[1];
+      state[r].sum = state[r].sum * keep[r] + block_sum[r] * take[r];
+      state[r].max = m;
+    }
+    // Outputs, 16 dimensions at a time.
+    for (int32_t d = 0; d < dim; d += kLanes) {
+      F acc[Q];
+      for (int r = 0; r < Q; r++) acc[r] = splat(0.0f);
+      for (int32_t b = skip; b < blocks; b++) {
+        const uint16_t* values =
+            args.kv + (int64_t(table[b]) * args.kv_heads + kv_head) * head_size + int64_t(kKvBlock) * dim;
+        pair_chunk<Q>(acc, values + 2 * d, 2 * dim, &scores[0][b * kKvBlock], kAttentionBlock);
+      }
+      for (int r = 0; r < Q; r++) {
+        const F out = load(state[r].out + d);
+        store(state[r].out + d, add(mul(out, splat(keep[r])), mul(acc[r], splat(take[r]))));
+      }
+    }
+  }
+  for (int r = 0; r < Q; r++) {
+    const F inverse = splat(1.0f / state[r].sum);
+    for (int32_t d = 0; d < dim; d += kLanes) store(target[r] + d, mul(load(state[r].out + d), inverse));
+  }
+}
+
+void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  int32_t i = begin;
+  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<kQueryTile>(args, kv_head, i);
+  switch (end - i) {
+    case 5: attention_tile<5>(args, kv_head, i); break;
+    case 4: attention_tile<4>(args, kv_head, i); break;
+    case 3: attention_tile<3>(args, kv_head, i); break;
+    case 2: attention_tile<2>(args, kv_head, i); break;
+    case 1: attention_tile<1>(args, kv_head, i); break;
+    default: break;
+  }
+}
+
+void rope(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin) {
+  const int32_t half = rotary / 2;
+  for (int32_t h = 0; h < heads; h++, x += head_dim) {
+    for (int32_t i = 0; i < half; i++) {  // short and rarely a multiple of 16: plain code, the same in every tier
+      const float a = x[i], b = x[i + half];
+      x[i] = a * cos[i] - b * sin[i];
+      x[i + half] = b * cos[i] + a * sin[i];
+    }
+  }
+}
+
+// --- vocabulary --------------------------------------------------------------------------------------------------------------
+// n is a multiple of 16: rows of logits are padded with kMasked.
+VocabStats vocab_stats(const float* x, int32_t n) {
+  F best = splat(-3.0e38f);
+  I where = int_splat(0);
+  for (int32_t i = 0; i < n; i += kLanes) keep_greater(best, where, load(x + i), i);
+  alignas(64) float values[kLanes];
+  alignas(64) int32_t bases[kLanes];
+  store(values, best);
+  int_store(bases, where);
+  VocabStats stats{values[0], bases[0], 0.0f};
+  for (int i = 1; i < kLanes; i++) {
+    const int32_t id = bases[i] + i;
+    if (values[i] > stats.max || (values[i] == stats.max && id < stats.argmax)) {
+      stats.max = values[i];
+      stats.argmax = id;
+    }
+  }
+  // Four chains hide the latency of the additions; their number is part of the numerics.
+  const F max = splat(stats.max);
+  F sums[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+  int32_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (int c = 0; c < 4; c++) sums[c] = add(sums[c], exp_lanes(sub(load(x + i + c * kLanes), max)));
+  for (; i < n; i += kLanes) sums[0] = add(sums[0], exp_lanes(sub(load(x + i), max)));
+  stats.exp_sum = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  return stats;
+}
+
+void exp_scaled(const float* x, int32_t n, float max, float inv_temperature, float* out) {
+  for (int32_t i = 0; i < n; i += kLanes)
+    store(out + i, exp_lanes(mul(sub(load(x + i), splat(max)), splat(inv_temperature))));
+}

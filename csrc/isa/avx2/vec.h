@@ -1,0 +1,97 @@
+// 16 lanes in two 256-bit registers. Included inside an anonymous namespace, after <immintrin.h>.
+
+struct F {
+  __m256 lo, hi;
+};
+struct I {
+  __m256i lo, hi;
+};
+using W = I;
+
+inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F v) {
+  _mm256_storeu_ps(p, v.lo);
+  _mm256_storeu_ps(p + 8, v.hi);
+}
+inline F splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F add(F a, F b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline F sub(F a, F b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline F mul(F a, F b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline F div(F a, F b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+inline F fmax(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline F fmin(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline F absolute(F a) {
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(a.lo, mask), _mm256_and_ps(a.hi, mask)};
+}
+inline F round_nearest(F a) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
+}
+inline F zero_below(F x, float limit, F y) {
+  const __m256 l = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, l, _CMP_GE_OQ), y.lo),
+          _mm256_and_ps(_mm256_cmp_ps(x.hi, l, _CMP_GE_OQ), y.hi)};
+}
+inline __m256 power_of_two_half(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline F power_of_two(F n) { return {power_of_two_half(n.lo), power_of_two_half(n.hi)}; }
+inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+
+inline I int_splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I int_add(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+inline I int_sub(I a, I b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline I int_shift_left_8(I a) { return {_mm256_slli_epi32(a.lo, 8), _mm256_slli_epi32(a.hi, 8)}; }
+inline void int_store(int32_t* p, I v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), v.hi);
+}
+inline F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline I to_int(F a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline void keep_greater_half(__m256& best, __m256i& where, __m256 x, int32_t base) {
+  const __m256 greater = _mm256_cmp_ps(x, best, _CMP_GT_OQ);
+  best = _mm256_blendv_ps(best, x, greater);
+  where = _mm256_blendv_epi8(where, _mm256_set1_epi32(base), _mm256_castps_si256(greater));
+}
+inline void keep_greater(F& best, I& where, F x, int32_t base) {
+  keep_greater_half(best.lo, where.lo, x.lo, base);
+  keep_greater_half(best.hi, where.hi, x.hi, base);
+}
+
+inline W load_bytes(const uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+inline W low_nibbles(W w) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(w.lo, mask), _mm256_and_si256(w.hi, mask)};
+}
+inline W high_nibbles(W w) {
+  return low_nibbles({_mm256_srli_epi16(w.lo, 4), _mm256_srli_epi16(w.hi, 4)});
+}
+inline F load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline F even_bf16(W w) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(w.lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.hi, 16))};
+}
+inline F odd_bf16(W w) {
+  const __m256i mask = _mm256_set1_epi32(int32_t(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(w.lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(w.hi, mask))};
+}
+// vpmaddubsw would saturate (255 * 127 * 2 > 32767), so even and odd bytes are widened to 16 bits first.
+inline __m256i dot_half(__m256i acc, __m256i w, __m256i a_even, __m256i a_odd) {
+  const __m256i w_even = _mm256_and_si256(w, _mm256_set1_epi16(255)), w_odd = _mm256_srli_epi16(w, 8);
+  return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(w_even, a_even), _mm256_madd_epi16(w_odd, a_odd)));
+}
+inline I dot_u8s8(I acc, W w, const int8_t* a) {
+  int32_t word;
+  __builtin_memcpy(&word, a, 4);
+  const __m256i v = _mm256_set1_epi32(word);
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd = _mm256_srai_epi16(v, 8);
+  return {dot_half(acc.lo, w.lo, even, odd), dot_half(acc.hi, w.hi, even, odd)};
+}
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -1,0 +1,22 @@
+#include "kernel_table.h"
+
+#include <immintrin.h>
+
+namespace interlingua {
+namespace {
+
+constexpr int kRowTile = 8;  // rows that share one pass over a weight block
+
+#include "isa/avx512/vec.h"
+
+#include "generic/kernels.inl"
+
+void linear(const LinearArgs& args, int32_t begin, int32_t end) { linear_generic(args, begin, end); }
+
+constexpr KernelTable kTable{"avx512", linear, prepare, attention, rope, vocab_stats, exp_scaled};
+
+}  // namespace
+
+const KernelTable* avx512_kernels() { return &kTable; }
+
+}  // namespace interlingua

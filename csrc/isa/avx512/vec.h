@@ -1,0 +1,57 @@
+// 16 lanes in one 512-bit register. Included inside an anonymous namespace, after <immintrin.h>.
+
+using F = __m512;
+using I = __m512i;
+using W = __m512i;
+
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+inline F splat(float x) { return _mm512_set1_ps(x); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F fmax(F a, F b) { return _mm512_max_ps(a, b); }
+inline F fmin(F a, F b) { return _mm512_min_ps(a, b); }
+inline F absolute(F a) { return _mm512_abs_ps(a); }
+inline F round_nearest(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// y where x >= limit, else 0
+inline F zero_below(F x, float limit, F y) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, splat(limit), _CMP_GE_OQ), y);
+}
+// 2^n for whole n in [-126, 127]
+inline F power_of_two(F n) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+
+inline I int_splat(int32_t x) { return _mm512_set1_epi32(x); }
+inline I int_add(I a, I b) { return _mm512_add_epi32(a, b); }
+inline I int_sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline I int_shift_left_8(I a) { return _mm512_slli_epi32(a, 8); }
+inline void int_store(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
+inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+inline I to_int(F a) { return _mm512_cvtps_epi32(a); }
+inline void keep_greater(F& best, I& where, F x, int32_t base) {
+  const __mmask16 greater = _mm512_cmp_ps_mask(x, best, _CMP_GT_OQ);
+  best = _mm512_mask_mov_ps(best, greater, x);
+  where = _mm512_mask_mov_epi32(where, greater, _mm512_set1_epi32(base));
+}
+
+inline W load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline W low_nibbles(W w) { return _mm512_and_si512(w, _mm512_set1_epi8(15)); }
+inline W high_nibbles(W w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _mm512_set1_epi8(15)); }
+inline F load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline F even_bf16(W w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
+inline F odd_bf16(W w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(int32_t(0xffff0000)))); }
+// acc[lane] += sum of 4 products of the lane's unsigned bytes of w with a[0..4)
+inline I dot_u8s8(I acc, W w, const int8_t* a) {
+  int32_t word;
+  __builtin_memcpy(&word, a, 4);
+  return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(word));
+}
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

@@ -1,0 +1,102 @@
+// 16 lanes in plain arrays: the reference that every other tier must equal bit for bit. Built without
+// auto-vectorisation and for the baseline of the architecture. Included inside an anonymous namespace, after <cmath>.
+
+struct F {
+  float v[kLanes];
+};
+struct I {
+  int32_t v[kLanes];
+};
+struct W {
+  uint8_t v[4 * kLanes];
+};
+
+#define LANES(T, expression)                        \
+  T out;                                            \
+  for (int i = 0; i < kLanes; i++) out.v[i] = expression; \
+  return out
+
+inline F load(const float* p) { LANES(F, p[i]); }
+inline void store(float* p, const F& v) {
+  for (int i = 0; i < kLanes; i++) p[i] = v.v[i];
+}
+inline F splat(float x) { LANES(F, x); }
+inline F add(const F& a, const F& b) { LANES(F, a.v[i] + b.v[i]); }
+inline F sub(const F& a, const F& b) { LANES(F, a.v[i] - b.v[i]); }
+inline F mul(const F& a, const F& b) { LANES(F, a.v[i] * b.v[i]); }
+inline F div(const F& a, const F& b) { LANES(F, a.v[i] / b.v[i]); }
+inline F fma(const F& a, const F& b, const F& c) { LANES(F, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+inline F fmax(const F& a, const F& b) { LANES(F, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline F fmin(const F& a, const F& b) { LANES(F, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline F absolute(const F& a) { LANES(F, __builtin_fabsf(a.v[i])); }
+inline F round_nearest(const F& a) { LANES(F, __builtin_rintf(a.v[i])); }
+inline F zero_below(const F& x, float limit, const F& y) { LANES(F, x.v[i] >= limit ? y.v[i] : 0.0f); }
+inline float power_of_two_lane(float n) {
+  const uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+inline F power_of_two(const F& n) { LANES(F, power_of_two_lane(n.v[i])); }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+
+inline I int_splat(int32_t x) { LANES(I, x); }
+inline I int_add(const I& a, const I& b) { LANES(I, a.v[i] + b.v[i]); }
+inline I int_sub(const I& a, const I& b) { LANES(I, a.v[i] - b.v[i]); }
+inline I int_shift_left_8(const I& a) { LANES(I, a.v[i] * 256); }
+inline void int_store(int32_t* p, const I& v) {
+  for (int i = 0; i < kLanes; i++) p[i] = v.v[i];
+}
+inline F to_float(const I& a) { LANES(F, float(a.v[i])); }
+inline I to_int(const F& a) { LANES(I, int32_t(__builtin_rintf(a.v[i]))); }
+inline void keep_greater(F& best, I& where, const F& x, int32_t base) {
+  for (int i = 0; i < kLanes; i++)
+    if (x.v[i] > best.v[i]) {
+      best.v[i] = x.v[i];
+      where.v[i] = base;
+    }
+}
+
+inline W load_bytes(const uint8_t* p) {
+  W w;
+  __builtin_memcpy(w.v, p, sizeof w.v);
+  return w;
+}
+inline W low_nibbles(const W& w) {
+  W out;
+  for (int i = 0; i < 4 * kLanes; i++) out.v[i] = w.v[i] & 15;
+  return out;
+}
+inline W high_nibbles(const W& w) {
+  W out;
+  for (int i = 0; i < 4 * kLanes; i++) out.v[i] = w.v[i] >> 4;
+  return out;
+}
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+  float x;
+  if (exponent == 0) {  // zero and subnormals: fraction * 2^-24, exact
+    x = float(fraction) * 5.9604644775390625e-8f;
+    return sign ? -x : x;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+inline F load_half(const uint16_t* p) { LANES(F, half_to_float(p[i])); }
+inline float bf16_lane(const uint8_t* p) {
+  uint16_t h;
+  __builtin_memcpy(&h, p, 2);
+  const uint32_t bits = uint32_t(h) << 16;
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+inline F even_bf16(const W& w) { LANES(F, bf16_lane(w.v + 4 * i)); }
+inline F odd_bf16(const W& w) { LANES(F, bf16_lane(w.v + 4 * i + 2)); }
+inline I dot_u8s8(const I& acc, const W& w, const int8_t* a) {
+  LANES(I, acc.v[i] + w.v[4 * i] * a[0] + w.v[4 * i + 1] * a[1] + w.v[4 * i + 2] * a[2] + w.v[4 * i + 3] * a[3]);
+}
+inline void prefetch(const void*) {}
+
+#undef LANES

@@ -1,0 +1,113 @@
+// The typed table behind which every ISA tier stands, and the plain structs that cross it.
+//
+// Numerics are part of the contract: every tier gives the same bits, for any number of rows, any split over threads
+// and any chunking of a prompt (docs/numerics.md). Only PODs and raw pointers here: objects of an ISA folder may
+// define no weak symbols.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace interlingua {
+
+constexpr int kLanes = 16;             // outputs (or positions) that are computed side by side
+constexpr int kGroup = 32;             // inputs that share a scale, and the length of one bf16 product chain
+constexpr int kKvBlock = 32;           // positions in a KV block
+constexpr int kAttentionBlock = 256;   // positions whose softmax is computed alone before merging
+
+enum class WeightKind : int32_t { kInt4 = 0, kInt8 = 1, kBf16 = 2 };
+
+// How the inputs of a linear layer are held: one int8 term per input, two int8 terms (16 bits), or bf16.
+enum class ActivationKind : int32_t { kInt8 = 0, kInt16 = 1, kBf16 = 2 };
+
+// A packed weight matrix [n outputs, k inputs], cut into blocks of 16 outputs x 32 inputs, ordered [n/16][k/32].
+//   int4: quants 256 bytes: byte 64v+4o+i holds input 4v+i of output o in its low nibble, 16+4v+i in its high one;
+//         scales 64 bytes: 16 fp16 d, then 16 fp16 m; value = d*q + m, q in 0..15.
+//   int8: quants 512 bytes: byte 64v+4o+i holds input 4v+i of output o plus 128; scales 32 bytes: 16 fp16 d.
+//   bf16: quants 1024 bytes: [16 pairs][16 outputs][2], which is also AMX's B tile; no scales.
+struct Weight {
+  WeightKind kind;
+  int32_t n, k;  // n is a multiple of 16 (padded with zeros), k of 32
+  const uint8_t* quants;
+  const uint8_t* scales;
+};
+
+// Inputs of a linear layer for some rows. Row stride is k (k/32 for the per-group arrays).
+struct Activations {
+  int8_t* high;      // int8: the value; int16: the high term, value = scale * (256*high + low)
+  int8_t* low;       // int16 alone
+  float* scale;      // [rows][k/32]
+  float* sum;        // [rows][k/32] scale * sum of the group's integers
+  int32_t* int_sum;  // [rows][k/32]
+  uint16_t* bf16;    // [rows][k]
+  float* rounded;    // [rows][k] the bf16 values as float32
+};
+
+enum class Epilogue : int32_t {
+  kStore = 0,     // out[r][n] = y (+ bias)
+  kAdd = 1,       // out[r][n] += y (+ bias)
+  kSiluGate = 2,  // 16-blocks alternate gate, up: out[r][n/2] = silu(gate) * up
+};
+
+struct LinearArgs {
+  Weight weight;
+  Activations in;
+  ActivationKind kind;
+  int32_t rows;
+  float* out;
+  int64_t out_stride;  // floats
+  const float* bias;   // [n] or null
+  Epilogue epilogue;
+};
+
+struct AttentionArgs {
+  const float* q;  // first row; row r, head h at q + r*q_stride + h*head_dim
+  int64_t q_stride;
+  float* out;
+  int64_t out_stride;
+  const uint16_t* kv;           // this layer's pool: [blocks][kv_heads][K: 32*head_dim, V: 32*head_dim] bf16
+  const int32_t* block_table;   // of the sequence
+  int32_t position;             // absolute position of row 0
+  int32_t kv_heads, head_dim;
+  int32_t heads_per_kv;
+  int32_t window;  // a query sees the last `window` positions, itself included; 0 = all
+  float scale;
+};
+
+struct VocabStats {
+  float max;
+  int32_t argmax;  // lowest id among equals
+  float exp_sum;   // sum exp(x - max)
+};
+
+struct KernelTable {
+  const char* name;
+
+  // y[r][16b..16b+16) for 16-blocks b in [begin, end); begin and end are even for kSiluGate.
+  void (*linear)(const LinearArgs& args, int32_t begin, int32_t end);
+
+  // x[k] -> one row of activations; `norm` (may be null) is RMSNorm's weight, applied with `eps` first.
+  void (*prepare)(const float* x, int32_t k, const float* norm, float eps, const Activations& out, int32_t row,
+                  bool want_int8, bool want_int16, bool want_bf16, float* scratch);
+
+  // Query vectors [begin, end), numbered row * heads_per_kv + head, of one sequence and one KV head.
+  void (*attention)(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end);
+
+  // Rotates pairs (i, i + rotary/2) of each head in place: x[heads][head_dim], cos/sin [rotary/2].
+  void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin);
+
+  VocabStats (*vocab_stats)(const float* x, int32_t n);
+
+  // out[i] = exp((x[i] - max) * inv_temperature)
+  void (*exp_scaled)(const float* x, int32_t n, float max, float inv_temperature, float* out);
+};
+
+// Every tier that was compiled in; null where the machine or the build lacks it is decided in cpu.cpp.
+const KernelTable* scalar_kernels();
+#if defined(__x86_64__)
+const KernelTable* avx2_kernels();
+const KernelTable* avx512_kernels();
+const KernelTable* amx_kernels();
+#endif
+
+}  // namespace interlingua

@@ -1,0 +1,262 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+namespace interlingua {
+
+SamplerState::SamplerState(SamplingParams p, const int32_t* prompt, size_t n) : params(std::move(p)) {
+  if (has_penalties())
+    for (size_t i = 0; i < n; i++) count(prompt[i], false);
+  length = int64_t(n);
+}
+
+bool SamplerState::has_penalties() const {
+  return params.repetition_penalty != 1.0f || params.frequency_penalty != 0.0f || params.presence_penalty != 0.0f;
+}
+
+void SamplerState::count(int32_t id, bool output) {
+  const auto [at, fresh] = index_.try_emplace(id, int32_t(seen.size()));
+  if (fresh) seen.push_back({id, 0, 0});
+  seen[at->second].total++;
+  seen[at->second].output += output;
+}
+
+void SamplerState::append(int32_t id) {
+  if (has_penalties()) count(id, true);
+  length++;
+  generated++;
+}
+
+double philox_uniform(uint64_t seed, uint64_t position) {
+  uint32_t c[4] = {uint32_t(position), uint32_t(position >> 32), 0, 0};
+  uint32_t k[2] = {uint32_t(seed), uint32_t(seed >> 32)};
+  for (int round = 0; round < 10; round++) {
+    const uint64_t a = uint64_t(0xD2511F53u) * c[0], b = uint64_t(0xCD9E8D57u) * c[2];
+    const uint32_t next[4] = {uint32_t(b >> 32) ^ c[1] ^ k[0], uint32_t(b), uint32_t(a >> 32) ^ c[3] ^ k[1], uint32_t(a)};
+    std::memcpy(c, next, sizeof c);
+    k[0] += 0x9E3779B9u;
+    k[1] += 0xBB67AE85u;
+  }
+  return double((uint64_t(c[0]) << 32 | c[1]) >> 11) * 0x1.0p-53;
+}
+
+namespace {
+
+float raw_logprob(float logit, const VocabStats& stats) {
+  return float(double(logit) - double(stats.max) - std::log(double(stats.exp_sum)));
+}
+
+// A float as an unsigned number of the same order.
+uint32_t ordered(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, 4);
+  return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+// The k-th largest of x[0..n): radix selection from the top bits down, one full pass and then the survivors of a bucket.
+float kth_largest(const float* x, int32_t n, int32_t k) {
+  std::vector<uint32_t> keys;
+  uint32_t prefix = 0;
+  int shift = 21;
+  {
+    std::vector<int32_t> histogram(2048, 0);
+    for (int32_t i = 0; i < n; i++) histogram[ordered(x[i]) >> 21]++;
+    int32_t bucket = 2047;
+    while (histogram[bucket] < k) k -= histogram[bucket--];
+    prefix = uint32_t(bucket);
+    keys.reserve(size_t(histogram[bucket]));
+    for (int32_t i = 0; i < n; i++)
+      if (ordered(x[i]) >> 21 == prefix) keys.push_back(ordered(x[i]));
+  }
+  (void)shift;
+  std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end(), std::greater<>());
+  const uint32_t key = keys[size_t(k - 1)];
+  const uint32_t bits = key & 0x80000000u ? key & 0x7fffffffu : ~key;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Candidates (score, id) in id order with their unnormalised probabilities.
+struct Candidates {
+  std::vector<int32_t>& ids;
+  std::vector<float>& p;
+
+  double total() const {
+    double sum = 0.0;
+    for (const float x : p) sum += double(x);
+    return sum;
+  }
+
+  template <class Keep>
+  void filter(Keep keep) {
+    size_t out = 0;
+    for (size_t i = 0; i < ids.size(); i++)
+      if (keep(i)) {
+        ids[out] = ids[i];
+        p[out] = p[i];
+        out++;
+      }
+    ids.resize(out);
+    p.resize(out);
+  }
+
+  // Keeps the candidates with the smallest `rank` whose mass first reaches `share` of the total; equal ranks stay
+  // together. At least one is kept.
+  void keep_mass(const std::vector<float>& rank, double share) {
+    const double target = share * total();
+    // Buckets by the top bits of the rank, then an exact walk inside the bucket where the target is reached.
+    std::vector<double> mass(4096, 0.0);
+    for (size_t i = 0; i < ids.size(); i++) mass[ordered(rank[i]) >> 20] += double(p[i]);
+    double before = 0.0;
+    size_t bucket = 0;
+    for (; bucket < mass.size(); bucket++) {
+      if (before + mass[bucket] >= target && mass[bucket] > 0.0) break;
+      before += mass[bucket];
+    }
+    if (bucket == mass.size()) return;  // rounding: everything is needed
+    std::vector<std::pair<float, float>> inside;
+    for (size_t i = 0; i < ids.size(); i++)
+      if (ordered(rank[i]) >> 20 == bucket) inside.emplace_back(rank[i], p[i]);
+    std::sort(inside.begin(), inside.end());
+    float limit = inside.back().first;
+    for (const auto& [r, mass_of_one] : inside) {
+      before += double(mass_of_one);
+      if (before >= target) {
+        limit = r;
+        break;
+      }
+    }
+    filter([&](size_t i) { return rank[i] <= limit; });
+  }
+};
+
+void apply_penalties(float* logits, const SamplerState& state) {
+  const SamplingParams& params = state.params;
+  for (const auto& seen : state.seen) {
+    float& s = logits[seen.id];
+    if (params.repetition_penalty != 1.0f)
+      s = s < 0.0f ? s * params.repetition_penalty : s / params.repetition_penalty;
+    if (params.frequency_over_output) {
+      s -= params.frequency_penalty * float(seen.output);
+      if (seen.output) s -= params.presence_penalty;
+    } else if (params.frequency_penalty != 0.0f) {
+      s -= params.frequency_penalty * float(seen.total) / float(state.length);
+    }
+  }
+  for (const auto& [id, bias] : params.logit_bias) logits[id] += bias;
+  if (state.generated < params.min_new_tokens)
+    for (const int32_t id : params.suppressed) logits[id] = -1e30f;
+}
+
+int32_t argmax(const KernelTable& kernels, const float* logits, int32_t padded) {
+  return kernels.vocab_stats(logits, padded).argmax;
+}
+
+int32_t draw(const KernelTable& kernels, const float* logits, int32_t vocab, int32_t padded, const SamplingParams& params,
+             uint64_t seed, uint64_t position, SamplerScratch& scratch) {
+  Candidates c{scratch.ids, scratch.probabilities};
+  const float max = kernels.vocab_stats(logits, padded).max;
+  c.p.resize(size_t(padded));
+  const float inverse = float(1.0 / double(params.temperature));
+  kernels.exp_scaled(logits, padded, max, std::isfinite(inverse) ? inverse : 3.0e38f, c.p.data());
+  c.p.resize(size_t(vocab));
+  if (params.top_k > 0 && params.top_k < vocab) {  // ties with the k-th stay
+    const float limit = kth_largest(logits, vocab, params.top_k);
+    c.ids.clear();
+    size_t out = 0;
+    for (int32_t i = 0; i < vocab; i++)
+      if (logits[i] >= limit) {
+        c.ids.push_back(i);
+        c.p[out++] = c.p[size_t(i)];
+      }
+    c.p.resize(out);
+  } else {
+    c.ids.resize(size_t(vocab));
+    std::iota(c.ids.begin(), c.ids.end(), 0);
+  }
+  if (params.top_p < 1.0f) {
+    std::vector<float> rank(c.p.size());
+    for (size_t i = 0; i < rank.size(); i++) rank[i] = -c.p[i];
+    c.keep_mass(rank, double(params.top_p));
+  }
+  if (params.typical_p < 1.0f) {  // Meister et al. 2023: nearest to the entropy first
+    const double total = c.total();
+    double entropy = 0.0;
+    for (const float x : c.p)
+      if (x > 0.0f) entropy -= double(x) / total * std::log(double(x) / total);
+    std::vector<float> rank(c.p.size());
+    for (size_t i = 0; i < rank.size(); i++)
+      rank[i] = c.p[i] > 0.0f ? float(std::fabs(-std::log(double(c.p[i]) / total) - entropy)) : 3.0e38f;
+    c.keep_mass(rank, double(params.typical_p));
+  }
+  if (params.min_p > 0.0f) {
+    const float peak = *std::max_element(c.p.begin(), c.p.end());
+    c.filter([&](size_t i) { return c.p[i] >= params.min_p * peak; });
+  }
+  const double target = philox_uniform(seed, position) * c.total();
+  double sum = 0.0;
+  int32_t last = c.ids.front();
+  for (size_t i = 0; i < c.ids.size(); i++) {
+    if (c.p[i] <= 0.0f) continue;
+    sum += double(c.p[i]);
+    last = c.ids[i];
+    if (sum > target) break;
+  }
+  return last;
+}
+
+void report_top(const float* logits, int32_t vocab, const VocabStats& stats, int32_t n, SamplerScratch& scratch,
+                int32_t* ids, float* logprobs, int32_t capacity, int32_t* count) {
+  auto& best = scratch.pairs;
+  best.clear();
+  const float limit = kth_largest(logits, vocab, std::min(n, vocab));
+  for (int32_t i = 0; i < vocab; i++)
+    if (logits[i] >= limit) best.emplace_back(logits[i], i);
+  std::sort(best.begin(), best.end(), [](auto& a, auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; });
+  *count = std::min(int32_t(best.size()), capacity);
+  for (int32_t i = 0; i < *count; i++) {
+    ids[i] = best[size_t(i)].second;
+    logprobs[i] = raw_logprob(best[size_t(i)].first, stats);
+  }
+}
+
+}  // namespace
+
+Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, int32_t padded, const SamplerState& state,
+                    uint64_t position, SamplerScratch& scratch, int32_t* top_ids, float* top_logprobs,
+                    int32_t top_capacity, int32_t* top_count) {
+  const SamplingParams& params = state.params;
+  const VocabStats stats = kernels.vocab_stats(logits, padded);
+  *top_count = 0;
+  if (params.top_n > 0)
+    report_top(logits, vocab, stats, params.top_n, scratch, top_ids, top_logprobs, top_capacity, top_count);
+  const bool changed = state.has_penalties() || !params.logit_bias.empty() || state.generated < params.min_new_tokens;
+  if (!changed && !params.do_sample) return {stats.argmax, raw_logprob(stats.max, stats)};
+  // The raw value of the chosen token is needed after the row has been changed.
+  std::vector<std::pair<int32_t, float>> raw;
+  if (changed) {
+    for (const auto& seen : state.seen) raw.emplace_back(seen.id, logits[seen.id]);
+    for (const auto& [id, bias] : params.logit_bias) raw.emplace_back(id, logits[id]);
+    for (const int32_t id : params.suppressed) raw.emplace_back(id, logits[id]);
+    apply_penalties(logits, state);
+  }
+  const int32_t id = params.do_sample ? draw(kernels, logits, vocab, padded, params, params.seed, position, scratch)
+                                      : argmax(kernels, logits, padded);
+  float logit = logits[id];
+  for (const auto& [changed_id, value] : raw)
+    if (changed_id == id) {
+      logit = value;
+      break;
+    }
+  return {id, raw_logprob(logit, stats)};
+}
+
+float score_token(const KernelTable& kernels, const float* logits, int32_t padded, int32_t id) {
+  return raw_logprob(logits[id], kernels.vocab_stats(logits, padded));
+}
+
+}  // namespace interlingua
