@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,9 @@ class EngineInfo:
     dtype: str  # "int4", "int8", "bfloat16", for /info
     device: str  # "cpu"
     description: str = ""  # one line for people: kernels, threads, numerics
+    # Fields of PreparedRequest and SamplingParams that this engine does not honour. The service refuses a request
+    # that gives one of them a value other than its neutral one, so that nothing is ignored in silence.
+    unsupported: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,20 @@ class EngineStats:
     generated_tokens_total: int = 0
     steps_total: int = 0
     last_progress: float = 0.0  # `time.monotonic()` of the last finished step; 0.0 = none yet
+
+
+class EngineStream(Protocol):
+    """The events of one request. An async generator function has this shape.
+
+    `aclose` aborts what still runs, may be called at any time while no `__anext__` is pending, and more than once.
+    Cancelling a pending `__anext__` aborts as well.
+    """
+
+    def __aiter__(self) -> EngineStream: ...
+
+    def __anext__(self) -> Awaitable[EngineEvent]: ...
+
+    def aclose(self) -> Awaitable[None]: ...
 
 
 class Engine(Protocol):
@@ -58,7 +75,7 @@ class Engine(Protocol):
         """Ends running requests with `FailedEvent(UnavailableError)` and frees everything. Safe to call twice."""
         ...
 
-    def generate(self, request: PreparedRequest) -> AsyncIterator[EngineEvent]:
+    def generate(self, request: PreparedRequest) -> EngineStream:
         """Yields `StartedEvent`, then `TokenEvent`s, then one `FinishedEvent` or `FailedEvent`. Never raises."""
         ...
 
