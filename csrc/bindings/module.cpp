@@ -1,0 +1,162 @@
+// The Python face of the engine: typed arrays only, so that a wrong dtype or layout fails at the border. `step` releases
+// the GIL for its whole length.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "cpu.h"
+#include "model.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace interlingua;
+
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void expect(bool good, const char* what) {
+  if (!good) throw std::invalid_argument(what);
+}
+
+void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> positions, Vector<const int32_t> offsets,
+          Matrix<const int32_t> block_tables, Vector<const int32_t> logit_index, Vector<const int32_t> slots,
+          Vector<const int32_t> targets, Vector<int32_t> ids, Vector<float> logprobs, Vector<int32_t> top_counts,
+          Matrix<int32_t> top_ids, Matrix<float> top_logprobs, std::optional<Matrix<float>> logits) {
+  const size_t rows = tokens.shape(0), sequences = block_tables.shape(0), wanted = logit_index.shape(0);
+  expect(positions.shape(0) == rows && offsets.shape(0) == sequences + 1, "step: rows and sequences do not fit");
+  expect(slots.shape(0) == wanted && targets.shape(0) == wanted && ids.shape(0) >= wanted && logprobs.shape(0) >= wanted &&
+             top_counts.shape(0) >= wanted && top_ids.shape(0) >= wanted && top_logprobs.shape(0) >= wanted &&
+             top_ids.shape(1) == top_logprobs.shape(1),
+         "step: logit rows do not fit");
+  StepInput input;
+  input.rows = int32_t(rows);
+  input.sequences = int32_t(sequences);
+  input.max_blocks = int32_t(block_tables.shape(1));
+  input.logit_rows = int32_t(wanted);
+  input.tokens = tokens.data();
+  input.positions = positions.data();
+  input.offsets = offsets.data();
+  input.block_tables = block_tables.data();
+  input.logit_index = logit_index.data();
+  input.slots = slots.data();
+  input.targets = targets.data();
+  StepOutput output;
+  output.top_capacity = int32_t(top_ids.shape(1));
+  output.ids = ids.data();
+  output.logprobs = logprobs.data();
+  output.top_counts = top_counts.data();
+  output.top_ids = top_ids.data();
+  output.top_logprobs = top_logprobs.data();
+  output.logits = logits ? logits->data() : nullptr;
+  nb::gil_scoped_release release;
+  model.step(input, output);
+}
+
+int add_sampler(Model& model, bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
+                float repetition_penalty, float frequency_penalty, float presence_penalty, bool frequency_over_output,
+                uint64_t seed, int32_t top_n, std::vector<std::pair<int32_t, float>> logit_bias,
+                std::vector<int32_t> suppressed, int32_t min_new_tokens, Vector<const int32_t> prompt) {
+  SamplingParams params;
+  params.do_sample = do_sample;
+  params.temperature = temperature;
+  params.top_k = top_k;
+  params.top_p = top_p;
+  params.typical_p = typical_p;
+  params.min_p = min_p;
+  params.repetition_penalty = repetition_penalty;
+  params.frequency_penalty = frequency_penalty;
+  params.presence_penalty = presence_penalty;
+  params.frequency_over_output = frequency_over_output;
+  params.seed = seed;
+  params.top_n = top_n;
+  params.logit_bias = std::move(logit_bias);
+  params.suppressed = std::move(suppressed);
+  params.min_new_tokens = min_new_tokens;
+  return model.add_sampler(std::move(params), prompt.data(), prompt.shape(0));
+}
+
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const KernelTable* table : available_kernels()) names.emplace_back(table->name);
+  return names;
+}
+
+// One KV block of one layer as raw bf16, for tests of bit equality.
+nb::ndarray<nb::numpy, const uint16_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
+  expect(layer >= 0 && layer < model.kv_layers() && block >= 0 && block < model.kv_blocks(), "no such KV block");
+  const size_t size = model.kv_block_values();
+  return {model.kv_data() + (size_t(layer) * size_t(model.kv_blocks()) + size_t(block)) * size, {size}, nb::find(model)};
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Native engine of interlingua: packed weights, KV pool, one call a step.";
+  m.attr("KV_BLOCK") = kKvBlock;
+  m.def("kernel_names", kernel_names, "Kernel tiers that run on this machine, slowest first.");
+  m.def("philox_uniform", philox_uniform, "seed"_a, "position"_a, "Uniform double in [0, 1) of (seed, position).");
+
+  nb::enum_<WeightKind>(m, "WeightKind")
+      .value("INT4", WeightKind::kInt4)
+      .value("INT8", WeightKind::kInt8)
+      .value("BF16", WeightKind::kBf16);
+  nb::enum_<ActivationKind>(m, "ActivationKind")
+      .value("INT8", ActivationKind::kInt8)
+      .value("INT16", ActivationKind::kInt16)
+      .value("BF16", ActivationKind::kBf16);
+  nb::enum_<SourceFormat>(m, "SourceFormat")
+      .value("Q4_0", SourceFormat::kQ4_0)
+      .value("Q4_1", SourceFormat::kQ4_1)
+      .value("Q8_0", SourceFormat::kQ8_0)
+      .value("F32", SourceFormat::kF32)
+      .value("F16", SourceFormat::kF16)
+      .value("BF16", SourceFormat::kBf16);
+  nb::enum_<Epilogue>(m, "Epilogue")
+      .value("STORE", Epilogue::kStore)
+      .value("ADD", Epilogue::kAdd)
+      .value("SILU_GATE", Epilogue::kSiluGate);
+
+  nb::class_<Model>(m, "Model")
+      .def(nb::init<const std::string&, int, ActivationKind, int32_t>(), "isa"_a, "threads"_a, "activations"_a, "max_rows"_a)
+      .def("add_weight", &Model::add_weight, "kind"_a, "n"_a, "k"_a)
+      .def(
+          "fill_weight",
+          [](Model& model, int weight, SourceFormat format, Vector<const uint8_t> source, Vector<const int32_t> rows) {
+            nb::gil_scoped_release release;
+            model.fill_weight(weight, format, source.data(), source.shape(0), rows.data(), int32_t(rows.shape(0)));
+          },
+          "weight"_a, "format"_a, "source"_a, "rows"_a)
+      .def(
+          "add_vector", [](Model& model, Vector<const float> v) { return model.add_vector(v.data(), v.shape(0)); }, "values"_a)
+      .def("set_kv", &Model::set_kv, "layers"_a, "blocks"_a, "kv_heads"_a, "head_dim"_a)
+      .def("add_buffer", &Model::add_buffer, "width"_a)
+      .def("add_activations", &Model::add_activations, "width"_a, "integer"_a, "bf16"_a)
+      .def("op_embed", &Model::op_embed, "weight"_a, "out"_a, "scale"_a)
+      .def("op_prepare", &Model::op_prepare, "source"_a, "norm"_a, "eps"_a, "activations"_a)
+      .def("op_linear", &Model::op_linear, "activations"_a, "weight"_a, "out"_a, "epilogue"_a, "bias"_a)
+      .def("op_rope_store", &Model::op_rope_store, "qkv"_a, "layer"_a, "heads"_a, "rotary"_a, "cos"_a, "sin"_a)
+      .def("op_attention", &Model::op_attention, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "window"_a, "scale"_a)
+      .def("op_logits", &Model::op_logits, "source"_a, "norm"_a, "eps"_a, "weight"_a, "vocab"_a)
+      .def("add_sampler", add_sampler, nb::kw_only(), "do_sample"_a, "temperature"_a, "top_k"_a, "top_p"_a, "typical_p"_a,
+           "min_p"_a, "repetition_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a, "frequency_over_output"_a,
+           "seed"_a, "top_n"_a, "logit_bias"_a, "suppressed"_a, "min_new_tokens"_a, "prompt"_a)
+      .def("remove_sampler", &Model::remove_sampler, "slot"_a)
+      .def_prop_ro("sampler_count", &Model::sampler_count)
+      .def("copy_block", &Model::copy_block, "source"_a, "target"_a)
+      .def("step", step, "tokens"_a, "positions"_a, "offsets"_a, "block_tables"_a, "logit_index"_a, "slots"_a, "targets"_a,
+           "ids"_a, "logprobs"_a, "top_counts"_a, "top_ids"_a, "top_logprobs"_a, "logits"_a.none() = nb::none())
+      .def("kv_block", kv_block, "layer"_a, "block"_a)
+      .def_prop_ro("kernels", &Model::kernels)
+      .def_prop_ro("threads", &Model::threads)
+      .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("kv_bytes", &Model::kv_bytes);
+}

@@ -1,0 +1,541 @@
+#include "model.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "cpu.h"
+
+namespace interlingua {
+namespace {
+
+constexpr int32_t kLogitChunk = 32;  // rows of logits held at once
+constexpr int32_t kRowPad = 16;      // activation buffers reach to a whole tile of rows
+
+int32_t pad(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
+
+float half_to_float(uint16_t h) {
+  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+  if (exponent == 0) return (sign ? -1.0f : 1.0f) * float(fraction) * 0x1.0p-24f;
+  const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+uint16_t float_to_half(float x) {  // round to nearest even
+  uint32_t u;
+  std::memcpy(&u, &x, 4);
+  const uint16_t sign = uint16_t((u >> 16) & 0x8000);
+  const float magnitude = std::fabs(x);
+  if (!(magnitude < 65520.0f)) return sign | 0x7c00;
+  if (magnitude < 0x1.0p-14f) return sign | uint16_t(std::lrintf(magnitude * 0x1.0p24f));
+  std::memcpy(&u, &magnitude, 4);
+  u += 0xfff + ((u >> 13) & 1);
+  return sign | uint16_t((u >> 13) - (112 << 10));
+}
+
+float bf16_to_float(uint16_t h) {
+  const uint32_t u = uint32_t(h) << 16;
+  float x;
+  std::memcpy(&x, &u, 4);
+  return x;
+}
+
+uint16_t float_to_bf16(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, 4);
+  if (std::isnan(x)) return uint16_t((u >> 16) | 64);
+  return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+uint16_t read_u16(const uint8_t* p) {
+  uint16_t h;
+  std::memcpy(&h, p, 2);
+  return h;
+}
+
+int64_t row_bytes(SourceFormat format, int32_t k) {
+  switch (format) {
+    case SourceFormat::kQ4_0: return int64_t(k) / 32 * 18;
+    case SourceFormat::kQ4_1: return int64_t(k) / 32 * 20;
+    case SourceFormat::kQ8_0: return int64_t(k) / 32 * 34;
+    case SourceFormat::kF32: return int64_t(k) * 4;
+    default: return int64_t(k) * 2;
+  }
+}
+
+float plain_value(SourceFormat format, const uint8_t* row, int32_t i) {
+  float x;
+  switch (format) {
+    case SourceFormat::kF32: std::memcpy(&x, row + int64_t(i) * 4, 4); return x;
+    case SourceFormat::kF16: return half_to_float(read_u16(row + int64_t(i) * 2));
+    default: return bf16_to_float(read_u16(row + int64_t(i) * 2));
+  }
+}
+
+// Where output `o` of a packed weight lives: its 16-block and its lane.
+struct Lane {
+  uint8_t* quants;
+  uint16_t* scales;
+  int lane;
+};
+
+void put_scale(uint8_t* scales, int lane, int index, uint16_t half) {
+  std::memcpy(scales + (index * kLanes + lane) * 2, &half, 2);
+}
+
+void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* source, int32_t output) {
+  const int32_t groups = weight.k / kGroup;
+  const int64_t block = int64_t(output / kLanes) * groups;
+  const int lane = output % kLanes;
+  if (weight.kind == WeightKind::kBf16) {
+    for (int32_t i = 0; i < weight.k; i++) {
+      const uint16_t h = format == SourceFormat::kBf16 ? read_u16(source + int64_t(i) * 2)
+                                                       : float_to_bf16(plain_value(format, source, i));
+      uint8_t* pair = weight.quants.data() + (block + i / kGroup) * 1024 + (i % kGroup) / 2 * 64;
+      std::memcpy(pair + lane * 4 + i % 2 * 2, &h, 2);
+    }
+    return;
+  }
+  for (int32_t g = 0; g < groups; g++) {
+    uint8_t q[kGroup];
+    if (weight.kind == WeightKind::kInt4) {
+      uint16_t d, m;
+      if (format == SourceFormat::kQ4_1 || format == SourceFormat::kQ4_0) {
+        const uint8_t* p = source + int64_t(g) * (format == SourceFormat::kQ4_1 ? 20 : 18);
+        d = read_u16(p);
+        // Q4_0 is d * (q - 8): a minimum of -8d, a power of two away and so exact in fp16.
+        m = format == SourceFormat::kQ4_1 ? read_u16(p + 2) : float_to_half(-8.0f * half_to_float(d));
+        const uint8_t* nibbles = p + (format == SourceFormat::kQ4_1 ? 4 : 2);
+        for (int i = 0; i < 16; i++) q[i] = nibbles[i] & 15, q[i + 16] = nibbles[i] >> 4;
+      } else {
+        float low = plain_value(format, source, g * kGroup), high = low;
+        for (int i = 1; i < kGroup; i++) {
+          const float x = plain_value(format, source, g * kGroup + i);
+          low = std::min(low, x);
+          high = std::max(high, x);
+        }
+        d = float_to_half((high - low) / 15.0f);
+        m = float_to_half(low);
+        const float step = half_to_float(d), base = half_to_float(m);
+        for (int i = 0; i < kGroup; i++) {
+          const float x = plain_value(format, source, g * kGroup + i);
+          q[i] = uint8_t(step > 0.0f ? std::clamp(std::lrintf((x - base) / step), 0L, 15L) : 0);
+        }
+      }
+      uint8_t* out = weight.quants.data() + (block + g) * 256;
+      for (int i = 0; i < 16; i++) out[i / 4 * 64 + lane * 4 + i % 4] = uint8_t(q[i] | q[i + 16] << 4);
+      uint8_t* scales = weight.scales.data() + (block + g) * 64;
+      put_scale(scales, lane, 0, d);
+      put_scale(scales, lane, 1, m);
+    } else {
+      uint16_t d;
+      if (format == SourceFormat::kQ8_0) {
+        const uint8_t* p = source + int64_t(g) * 34;
+        d = read_u16(p);
+        for (int i = 0; i < kGroup; i++) q[i] = uint8_t(int8_t(p[2 + i]) + 128);
+      } else {
+        float peak = 0.0f;
+        for (int i = 0; i < kGroup; i++) peak = std::max(peak, std::fabs(plain_value(format, source, g * kGroup + i)));
+        d = float_to_half(peak / 127.0f);
+        const float step = half_to_float(d);
+        for (int i = 0; i < kGroup; i++) {
+          const float x = plain_value(format, source, g * kGroup + i);
+          q[i] = uint8_t((step > 0.0f ? std::clamp(std::lrintf(x / step), -127L, 127L) : 0) + 128);
+        }
+      }
+      uint8_t* out = weight.quants.data() + (block + g) * 512;
+      for (int i = 0; i < kGroup; i++) out[i / 4 * 64 + lane * 4 + i % 4] = q[i];
+      put_scale(weight.scales.data() + (block + g) * 32, lane, 0, d);
+    }
+  }
+}
+
+// Output `o` of a packed weight as float32, for embeddings.
+void unpack_row(const PackedWeight& weight, int32_t output, float factor, float* out) {
+  const int32_t groups = weight.k / kGroup;
+  const int64_t block = int64_t(output / kLanes) * groups;
+  const int lane = output % kLanes;
+  for (int32_t g = 0; g < groups; g++) {
+    float* x = out + g * kGroup;
+    if (weight.kind == WeightKind::kBf16) {
+      const uint8_t* p = weight.quants.data() + (block + g) * 1024;
+      for (int i = 0; i < kGroup; i++) x[i] = bf16_to_float(read_u16(p + i / 2 * 64 + lane * 4 + i % 2 * 2));
+    } else if (weight.kind == WeightKind::kInt8) {
+      const uint8_t* p = weight.quants.data() + (block + g) * 512;
+      const float d = half_to_float(read_u16(weight.scales.data() + (block + g) * 32 + lane * 2));
+      for (int i = 0; i < kGroup; i++) x[i] = d * float(int(p[i / 4 * 64 + lane * 4 + i % 4]) - 128);
+    } else {
+      const uint8_t* p = weight.quants.data() + (block + g) * 256;
+      const uint8_t* s = weight.scales.data() + (block + g) * 64;
+      const float d = half_to_float(read_u16(s + lane * 2)), m = half_to_float(read_u16(s + 32 + lane * 2));
+      for (int i = 0; i < 16; i++) {
+        const uint8_t byte = p[i / 4 * 64 + lane * 4 + i % 4];
+        x[i] = d * float(byte & 15) + m;
+        x[i + 16] = d * float(byte >> 4) + m;
+      }
+    }
+  }
+  if (factor != 1.0f)
+    for (int32_t i = 0; i < weight.k; i++) out[i] *= factor;
+}
+
+}  // namespace
+
+// --- Buffer ------------------------------------------------------------------------------------------------------------
+
+Buffer::Buffer(size_t bytes) : size_(bytes) {
+  if (!bytes) return;
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<uint8_t*>(p);
+#ifdef MADV_HUGEPAGE
+  if (bytes >= (size_t(4) << 20)) madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+Buffer::~Buffer() {
+  if (data_) munmap(data_, size_);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) {
+  other.data_ = nullptr;
+  other.size_ = 0;
+}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Activations Model::ActivationBuffer::view() const {
+  return {high.as<int8_t>(),     low.as<int8_t>(),   scale.as<float>(), sum.as<float>(),
+          int_sum.as<int32_t>(), half.as<uint16_t>(), rounded.as<float>()};
+}
+
+// --- load --------------------------------------------------------------------------------------------------------------
+
+Model::Model(const std::string& isa, int threads, ActivationKind activations, int32_t max_rows)
+    : kernels_(choose_kernels(isa)),
+      pool_(threads),
+      activation_kind_(activations),
+      max_rows_(pad(max_rows, kRowPad)),
+      sampling_(size_t(threads)) {}
+
+int Model::add_weight(WeightKind kind, int32_t n, int32_t k) {
+  if (n <= 0 || k <= 0 || k % kGroup) throw std::invalid_argument("a weight needs inputs in whole groups of 32");
+  const int32_t padded = pad(n, kLanes);
+  const size_t blocks = size_t(padded / kLanes) * size_t(k / kGroup);
+  const size_t quants = kind == WeightKind::kInt4 ? 256 : kind == WeightKind::kInt8 ? 512 : 1024;
+  const size_t scales = kind == WeightKind::kInt4 ? 64 : kind == WeightKind::kInt8 ? 32 : 0;
+  weights_.push_back({kind, padded, k, Buffer(blocks * quants + 4096), Buffer(blocks * scales)});
+  return int(weights_.size()) - 1;
+}
+
+void Model::fill_weight(int id, SourceFormat format, const uint8_t* source, size_t bytes, const int32_t* rows, int32_t count) {
+  const PackedWeight& weight = weights_.at(size_t(id));
+  const bool quantised = format == SourceFormat::kQ4_0 || format == SourceFormat::kQ4_1 || format == SourceFormat::kQ8_0;
+  const WeightKind natural = format == SourceFormat::kQ8_0 ? WeightKind::kInt8 : WeightKind::kInt4;
+  if (quantised && weight.kind != natural) throw std::invalid_argument("quantised rows keep their own kind");
+  const int64_t size = row_bytes(format, weight.k);
+  if (bytes != size_t(size) * size_t(count)) throw std::invalid_argument("weight source has the wrong size");
+  for (int32_t r = 0; r < count; r++)
+    if (rows[r] < 0 || rows[r] >= weight.n) throw std::invalid_argument("weight row out of range");
+  const int32_t chunk = 64;
+  pool_.open();
+  pool_.run((count + chunk - 1) / chunk, [&](int32_t i, int) {
+    for (int32_t r = i * chunk; r < std::min(count, (i + 1) * chunk); r++) pack_row(weight, format, source + r * size, rows[r]);
+  });
+  pool_.close();
+}
+
+int Model::add_vector(const float* values, size_t count) {
+  std::vector<float> v(values, values + count);
+  v.resize((count + 15) / 16 * 16, 0.0f);
+  vectors_.push_back(std::move(v));
+  return int(vectors_.size()) - 1;
+}
+
+void Model::set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t head_dim) {
+  if (head_dim % kGroup || head_dim > 256) throw std::invalid_argument("head size must be a multiple of 32 up to 256");
+  layers_ = layers;
+  blocks_ = blocks;
+  kv_heads_ = kv_heads;
+  head_dim_ = head_dim;
+  kv_ = Buffer(size_t(layers) * size_t(blocks) * kv_block_values() * sizeof(uint16_t));
+}
+
+int Model::add_buffer(int32_t width) {
+  const int32_t padded = pad(width, kLanes);
+  buffers_.push_back({padded, Buffer(size_t(max_rows_) * size_t(padded) * sizeof(float))});
+  return int(buffers_.size()) - 1;
+}
+
+int Model::add_activations(int32_t width, bool integer, bool bf16) {
+  if (width % kGroup) throw std::invalid_argument("activations come in whole groups of 32");
+  const size_t values = size_t(max_rows_) * size_t(width), groups = values / kGroup;
+  ActivationBuffer b{width, integer, bf16, {}, {}, {}, {}, {}, {}, {}};
+  if (integer) {
+    b.high = Buffer(values);
+    if (activation_kind_ == ActivationKind::kInt16) b.low = Buffer(values);
+    b.scale = Buffer(groups * 4);
+    b.sum = Buffer(groups * 4);
+    b.int_sum = Buffer(groups * 4);
+  }
+  if (bf16) {
+    b.half = Buffer(values * 2);
+    b.rounded = Buffer(values * 4);
+  }
+  activations_.push_back(std::move(b));
+  return int(activations_.size()) - 1;
+}
+
+size_t Model::weight_bytes() const {
+  size_t bytes = 0;
+  for (const auto& weight : weights_) bytes += weight.quants.size() + weight.scales.size();
+  for (const auto& vector : vectors_) bytes += vector.size() * sizeof(float);
+  return bytes;
+}
+
+void Model::op_embed(int weight, int out, float scale) {
+  Op op{OpKind::kEmbed};
+  op.a = weight, op.b = out, op.f = scale;
+  ops_.push_back(op);
+}
+
+void Model::op_prepare(int in, int norm, float eps, int activations) {
+  Op op{OpKind::kPrepare};
+  op.a = in, op.b = norm, op.c = activations, op.f = eps;
+  ops_.push_back(op);
+}
+
+void Model::op_linear(int activations, int weight, int out, Epilogue epilogue, int bias) {
+  const PackedWeight& w = weights_.at(size_t(weight));
+  const ActivationBuffer& in = activations_.at(size_t(activations));
+  if (in.width != w.k) throw std::invalid_argument("linear: inputs and weight differ in width");
+  if (w.kind == WeightKind::kBf16 ? !in.bf16 : !in.integer) throw std::invalid_argument("linear: inputs lack the needed form");
+  if (buffers_.at(size_t(out)).width < (epilogue == Epilogue::kSiluGate ? w.n / 2 : w.n))
+    throw std::invalid_argument("linear: the output is too narrow");
+  Op op{OpKind::kLinear};
+  op.a = activations, op.b = weight, op.c = out, op.d = bias, op.epilogue = epilogue;
+  ops_.push_back(op);
+}
+
+void Model::op_rope_store(int qkv, int layer, int32_t heads, int32_t rotary, int cos, int sin) {
+  Op op{OpKind::kRopeStore};
+  op.a = qkv, op.b = layer, op.c = cos, op.d = sin, op.heads = heads, op.rotary = rotary;
+  ops_.push_back(op);
+}
+
+void Model::op_attention(int qkv, int out, int layer, int32_t heads, int32_t window, float scale) {
+  Op op{OpKind::kAttention};
+  op.a = qkv, op.b = out, op.c = layer, op.heads = heads, op.window = window, op.f = scale;
+  heads_per_kv_ = heads / kv_heads_;
+  ops_.push_back(op);
+}
+
+void Model::op_logits(int in, int norm, float eps, int weight, int32_t vocab) {
+  const PackedWeight& w = weights_.at(size_t(weight));
+  logits_ = Buffer(size_t(kLogitChunk) * size_t(w.n) * sizeof(float));
+  const bool bf16 = w.kind == WeightKind::kBf16;
+  const int32_t rows = max_rows_;
+  max_rows_ = pad(kLogitChunk, kRowPad);
+  logits_activations_ = add_activations(w.k, !bf16, bf16);
+  logits_buffer_ = add_buffer(w.k);
+  max_rows_ = rows;
+  Op op{OpKind::kLogits};
+  op.a = in, op.b = norm, op.c = weight, op.d = vocab, op.f = eps;
+  ops_.push_back(op);
+}
+
+// --- run ---------------------------------------------------------------------------------------------------------------
+
+int Model::add_sampler(SamplingParams params, const int32_t* prompt, size_t length) {
+  samplers_[next_slot_] = std::make_unique<SamplerState>(std::move(params), prompt, length);
+  return next_slot_++;
+}
+
+void Model::remove_sampler(int slot) { samplers_.erase(slot); }
+
+uint16_t* Model::kv_layer(int layer) const {
+  return kv_.as<uint16_t>() + size_t(layer) * size_t(blocks_) * kv_block_values();
+}
+
+void Model::copy_block(int32_t from, int32_t to) {
+  for (int layer = 0; layer < layers_; layer++)
+    std::memcpy(kv_layer(layer) + size_t(to) * kv_block_values(), kv_layer(layer) + size_t(from) * kv_block_values(),
+                kv_block_values() * sizeof(uint16_t));
+}
+
+void Model::step(const StepInput& input, const StepOutput& output) {
+  if (input.rows > max_rows_) throw std::invalid_argument("step: more rows than the buffers hold");
+  FlushToZero flush;
+  pool_.open();
+  size_t widest = 1;
+  for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
+  while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
+  plan_attention(input);
+  for (const Op& op : ops_) run(op, input, output);
+  pool_.close();
+}
+
+void Model::run(const Op& op, const StepInput& input, const StepOutput& output) {
+  switch (op.kind) {
+    case OpKind::kEmbed: return run_embed(op, input);
+    case OpKind::kPrepare: {
+      const FloatBuffer& in = buffers_[size_t(op.a)];
+      return run_prepare(in.row(0), in.width, input.rows, op.b, op.f, activations_[size_t(op.c)]);
+    }
+    case OpKind::kLinear: {
+      const FloatBuffer& out = buffers_[size_t(op.c)];
+      return run_linear(activations_[size_t(op.a)], weights_[size_t(op.b)], input.rows, out.row(0), out.width, op.epilogue,
+                        op.d < 0 ? nullptr : vectors_[size_t(op.d)].data());
+    }
+    case OpKind::kRopeStore: return run_rope_store(op, input);
+    case OpKind::kAttention: return run_attention(op, input);
+    case OpKind::kLogits: return run_logits(op, input, output);
+  }
+}
+
+namespace {
+// Rows per task of the cheap per-row operations: enough work to be worth a hand-over.
+int32_t row_chunk(int32_t rows, int threads) { return std::max(4, (rows + threads * 4 - 1) / (threads * 4)); }
+}  // namespace
+
+void Model::run_embed(const Op& op, const StepInput& input) {
+  const PackedWeight& weight = weights_[size_t(op.a)];
+  const FloatBuffer& out = buffers_[size_t(op.b)];
+  const int32_t chunk = row_chunk(input.rows, pool_.size());
+  pool_.run((input.rows + chunk - 1) / chunk, [&](int32_t i, int) {
+    for (int32_t r = i * chunk; r < std::min(input.rows, (i + 1) * chunk); r++)
+      unpack_row(weight, input.tokens[r], op.f, out.row(r));
+  });
+}
+
+void Model::run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, const ActivationBuffer& out) {
+  const float* weight = norm < 0 ? nullptr : vectors_[size_t(norm)].data();
+  const bool two = activation_kind_ == ActivationKind::kInt16;
+  const Activations view = out.view();
+  const int32_t chunk = row_chunk(rows, pool_.size());
+  pool_.run((rows + chunk - 1) / chunk, [&](int32_t i, int thread) {
+    for (int32_t r = i * chunk; r < std::min(rows, (i + 1) * chunk); r++)
+      kernels_->prepare(in + r * stride, out.width, weight, eps, view, r, out.integer && !two, out.integer && two, out.bf16,
+                        scratch_[size_t(thread)].as<float>());
+  });
+}
+
+void Model::run_linear(const ActivationBuffer& in, const PackedWeight& weight, int32_t rows, float* out, int64_t stride,
+                       Epilogue epilogue, const float* bias) {
+  const ActivationKind kind = weight.kind == WeightKind::kBf16 ? ActivationKind::kBf16 : activation_kind_;
+  const LinearArgs args{weight.view(), in.view(), kind, rows, out, stride, bias, epilogue};
+  const int32_t blocks = weight.n / kLanes, unit = epilogue == Epilogue::kSiluGate ? 2 : 1;
+  const int32_t chunk = std::max(1, blocks / unit / (pool_.size() * 6)) * unit;
+  pool_.run((blocks + chunk - 1) / chunk,
+            [&](int32_t i, int) { kernels_->linear(args, i * chunk, std::min(blocks, (i + 1) * chunk)); });
+}
+
+void Model::run_rope_store(const Op& op, const StepInput& input) {
+  const FloatBuffer& qkv = buffers_[size_t(op.a)];
+  const float* cos = vectors_[size_t(op.c)].data();
+  const float* sin = vectors_[size_t(op.d)].data();
+  const int32_t half = op.rotary / 2, dim = head_dim_;
+  uint16_t* pool = kv_layer(op.b);
+  const int32_t chunk = row_chunk(input.rows, pool_.size());
+  pool_.run((input.rows + chunk - 1) / chunk, [&](int32_t i, int) {
+    const int32_t first = i * chunk, end = std::min(input.rows, first + chunk);
+    int32_t sequence = int32_t(std::upper_bound(input.offsets, input.offsets + input.sequences + 1, first) - input.offsets) - 1;
+    for (int32_t r = first; r < end; r++) {
+      while (input.offsets[sequence + 1] <= r) sequence++;
+      const int32_t position = input.positions[r];
+      float* q = qkv.row(r);
+      float* k = q + int64_t(op.heads) * dim;
+      const float* v = k + int64_t(kv_heads_) * dim;
+      const int64_t at = int64_t(position) * half;
+      kernels_->rope(q, op.heads + kv_heads_, dim, op.rotary, cos + at, sin + at);  // k follows q
+      const int32_t block = input.block_tables[int64_t(sequence) * input.max_blocks + position / kKvBlock];
+      const int32_t p = position % kKvBlock;
+      for (int32_t h = 0; h < kv_heads_; h++, k += dim, v += dim) {
+        uint16_t* keys = pool + (int64_t(block) * kv_heads_ + h) * 2 * kKvBlock * dim;
+        uint16_t* values = keys + int64_t(kKvBlock) * dim;
+        uint16_t* key = keys + int64_t(p / kLanes) * kLanes * dim + p % kLanes * 2;
+        uint16_t* value = values + int64_t(p / 2) * 2 * dim + p % 2;
+        for (int32_t d = 0; d < dim; d++) {
+          key[d / 2 * 32 + d % 2] = float_to_bf16(k[d]);
+          value[d * 2] = float_to_bf16(v[d]);
+        }
+      }
+    }
+  });
+}
+
+// Cuts the attention of a batch into tasks, the same for every layer: long ones are cut finer than threads need, so that
+// the last to finish is short.
+void Model::plan_attention(const StepInput& input) {
+  tasks_.clear();
+  for (int32_t s = 0; s < input.sequences; s++) {
+    const int32_t vectors = (input.offsets[s + 1] - input.offsets[s]) * heads_per_kv_;
+    const int32_t chunk = 48;  // a multiple of every tile of queries
+    for (int32_t h = 0; h < kv_heads_; h++)
+      for (int32_t begin = 0; begin < vectors; begin += chunk)
+        tasks_.push_back({s, h, begin, std::min(vectors, begin + chunk)});
+  }
+}
+
+void Model::run_attention(const Op& op, const StepInput& input) {
+  const FloatBuffer& qkv = buffers_[size_t(op.a)];
+  const FloatBuffer& out = buffers_[size_t(op.b)];
+  const uint16_t* pool = kv_layer(op.c);
+  pool_.run(int32_t(tasks_.size()), [&](int32_t i, int) {
+    const AttentionTask& task = tasks_[size_t(i)];
+    const int32_t row = input.offsets[task.sequence];
+    const AttentionArgs args{qkv.row(row), qkv.width, out.row(row), out.width, pool,
+                             input.block_tables + int64_t(task.sequence) * input.max_blocks,
+                             input.positions[row], kv_heads_, head_dim_, op.heads / kv_heads_, op.window, op.f};
+    kernels_->attention(args, task.kv_head, task.begin, task.end);
+  });
+}
+
+void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& output) {
+  const PackedWeight& weight = weights_[size_t(op.c)];
+  const FloatBuffer& in = buffers_[size_t(op.a)];
+  const FloatBuffer& rows = buffers_[size_t(logits_buffer_)];
+  const ActivationBuffer& activations = activations_[size_t(logits_activations_)];
+  const int32_t vocab = op.d, padded = weight.n;
+  float* logits = logits_.as<float>();
+  for (int32_t first = 0; first < input.logit_rows; first += kLogitChunk) {
+    const int32_t count = std::min(kLogitChunk, input.logit_rows - first);
+    for (int32_t i = 0; i < count; i++)
+      std::memcpy(rows.row(i), in.row(input.logit_index[first + i]), size_t(rows.width) * sizeof(float));
+    run_prepare(rows.row(0), rows.width, count, op.b, op.f, activations);
+    run_linear(activations, weight, count, logits, padded, Epilogue::kStore, nullptr);
+    pool_.run(count, [&](int32_t i, int thread) {
+      float* row = logits + int64_t(i) * padded;
+      const int32_t at = first + i, slot = input.slots[at];
+      for (int32_t j = vocab; j < padded; j++) row[j] = -1e30f;
+      if (output.logits) std::memcpy(output.logits + int64_t(at) * vocab, row, size_t(vocab) * sizeof(float));
+      output.top_counts[at] = 0;
+      if (slot < 0) {
+        output.ids[at] = input.targets[at];
+        output.logprobs[at] = score_token(*kernels_, row, padded, input.targets[at]);
+        return;
+      }
+      SamplerState& state = *samplers_.at(slot);
+      const uint64_t position = uint64_t(input.positions[input.logit_index[at]]) + 1;  // of the new token
+      const Choice choice = choose_token(*kernels_, row, vocab, padded, state, position, sampling_[size_t(thread)],
+                                         output.top_ids + int64_t(at) * output.top_capacity,
+                                         output.top_logprobs + int64_t(at) * output.top_capacity, output.top_capacity,
+                                         output.top_counts + at);
+      output.ids[at] = choice.id;
+      output.logprobs[at] = choice.logprob;
+      state.append(choice.id);
+    });
+  }
+}
+
+}  // namespace interlingua

@@ -1,0 +1,161 @@
+// A model as the engine runs it: packed weights, a KV pool and a flat program of operations that Python emits once at
+// load. `step` executes the program over one batch of rows, then chooses or scores tokens.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernel_table.h"
+#include "sampler.h"
+#include "threads.h"
+
+namespace interlingua {
+
+// Zeroed memory from the operating system, 64-byte aligned, on large pages where it can; pages come on first touch.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t bytes);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct PackedWeight {
+  WeightKind kind;
+  int32_t n, k;
+  Buffer quants, scales;
+  Weight view() const { return {kind, n, k, quants.data(), scales.data()}; }
+};
+
+enum class SourceFormat : int32_t { kQ4_0, kQ4_1, kQ8_0, kF32, kF16, kBf16 };
+
+struct StepInput {
+  int32_t rows = 0, sequences = 0, max_blocks = 0, logit_rows = 0;
+  const int32_t* tokens = nullptr;        // [rows]
+  const int32_t* positions = nullptr;     // [rows]
+  const int32_t* offsets = nullptr;       // [sequences + 1] first row of each sequence; its rows have rising positions
+  const int32_t* block_tables = nullptr;  // [sequences][max_blocks]
+  const int32_t* logit_index = nullptr;   // [logit_rows] row of the batch
+  const int32_t* slots = nullptr;         // [logit_rows] sampler slot, or -1 to score `targets`
+  const int32_t* targets = nullptr;       // [logit_rows] id to score where slot is -1
+};
+
+struct StepOutput {
+  int32_t top_capacity = 0;
+  int32_t* ids = nullptr;          // [logit_rows]
+  float* logprobs = nullptr;       // [logit_rows]
+  int32_t* top_counts = nullptr;   // [logit_rows]
+  int32_t* top_ids = nullptr;      // [logit_rows][top_capacity]
+  float* top_logprobs = nullptr;   // [logit_rows][top_capacity]
+  float* logits = nullptr;         // [logit_rows][vocab] or null: raw logits, for tests and measurements
+};
+
+class Model {
+ public:
+  Model(const std::string& isa, int threads, ActivationKind activations, int32_t max_rows);
+
+  // --- load ---
+  int add_weight(WeightKind kind, int32_t n, int32_t k);
+  // Row r of `source` becomes output `rows[r]`.
+  void fill_weight(int weight, SourceFormat format, const uint8_t* source, size_t bytes, const int32_t* rows, int32_t count);
+  int add_vector(const float* values, size_t count);
+  void set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t head_dim);
+
+  int add_buffer(int32_t width);                          // float32 [max_rows][width]
+  int add_activations(int32_t width, bool integer, bool bf16);
+
+  void op_embed(int weight, int out, float scale);
+  void op_prepare(int in, int norm, float eps, int activations);  // norm < 0: none
+  void op_linear(int activations, int weight, int out, Epilogue epilogue, int bias);
+  // Rotates q and k in place (qkv: [q heads | k heads | v heads]) and writes k and v to the pool.
+  void op_rope_store(int qkv, int layer, int32_t heads, int32_t rotary, int cos, int sin);
+  void op_attention(int qkv, int out, int layer, int32_t heads, int32_t window, float scale);
+  void op_logits(int in, int norm, float eps, int weight, int32_t vocab);
+
+  // --- run ---
+  int add_sampler(SamplingParams params, const int32_t* prompt, size_t length);
+  void remove_sampler(int slot);
+  size_t sampler_count() const { return samplers_.size(); }
+  void step(const StepInput& input, const StepOutput& output);
+  void copy_block(int32_t from, int32_t to);
+
+  const char* kernels() const { return kernels_->name; }
+  int threads() const { return pool_.size(); }
+  size_t weight_bytes() const;
+  size_t kv_bytes() const { return kv_.size(); }
+  const uint16_t* kv_data() const { return kv_.as<uint16_t>(); }
+  size_t kv_block_values() const { return size_t(2) * kKvBlock * size_t(head_dim_) * size_t(kv_heads_); }
+  int32_t kv_layers() const { return layers_; }
+  int32_t kv_blocks() const { return blocks_; }
+
+ private:
+  enum class OpKind { kEmbed, kPrepare, kLinear, kRopeStore, kAttention, kLogits };
+  struct Op {
+    OpKind kind;
+    int a = -1, b = -1, c = -1, d = -1, e = -1;
+    int32_t heads = 0, rotary = 0, window = 0;
+    float f = 0.0f;
+    Epilogue epilogue = Epilogue::kStore;
+  };
+  struct FloatBuffer {
+    int32_t width;
+    Buffer data;
+    float* row(int32_t r) const { return data.as<float>() + int64_t(r) * width; }
+  };
+  struct ActivationBuffer {
+    int32_t width;
+    bool integer, bf16;
+    Buffer high, low, scale, sum, int_sum, half, rounded;
+    Activations view() const;
+  };
+  struct AttentionTask {
+    int32_t sequence, kv_head, begin, end;
+  };
+
+  void run(const Op& op, const StepInput& input, const StepOutput& output);
+  void run_embed(const Op& op, const StepInput& input);
+  void run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, const ActivationBuffer& out);
+  void run_linear(const ActivationBuffer& in, const PackedWeight& weight, int32_t rows, float* out, int64_t stride,
+                  Epilogue epilogue, const float* bias);
+  void run_rope_store(const Op& op, const StepInput& input);
+  void run_attention(const Op& op, const StepInput& input);
+  void run_logits(const Op& op, const StepInput& input, const StepOutput& output);
+  void plan_attention(const StepInput& input);
+  uint16_t* kv_layer(int layer) const;
+
+  const KernelTable* kernels_;
+  ThreadPool pool_;
+  ActivationKind activation_kind_;
+  int32_t max_rows_;
+  std::vector<PackedWeight> weights_;
+  std::vector<std::vector<float>> vectors_;
+  std::vector<FloatBuffer> buffers_;
+  std::vector<ActivationBuffer> activations_;
+  std::vector<Op> ops_;
+  int32_t layers_ = 0, blocks_ = 0, kv_heads_ = 0, head_dim_ = 0;
+  Buffer kv_;
+  std::vector<AttentionTask> tasks_;
+  int32_t heads_per_kv_ = 1;
+  std::map<int, std::unique_ptr<SamplerState>> samplers_;
+  int next_slot_ = 0;
+  std::vector<Buffer> scratch_;           // one per thread
+  std::vector<SamplerScratch> sampling_;  // one per thread
+  Buffer logits_;
+  int logits_buffer_ = -1, logits_activations_ = -1;
+};
+
+}  // namespace interlingua
