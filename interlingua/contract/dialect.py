@@ -29,6 +29,7 @@ class DialectSettings:
     max_top_n_tokens: int = 5
     max_json_depth: int = 64
     default_timeout: float = 600.0
+    compute_type: str = "1-cpu"  # TGI's header x-compute-type: shards and device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,10 @@ class Reply:
 class Encoder(Protocol):
     """Turns the events of one call into bytes. May keep state of that call; used by one request only."""
 
-    media_type: str  # of the stream
+    @property
+    def media_type(self) -> str:
+        """Of the stream."""
+        ...
 
     def event(self, event: TextEvent) -> bytes:
         """The frame of one event, ready to send; b"" when the dialect sends nothing for it."""

@@ -1,0 +1,36 @@
+"""The error shape that TGI and Triton routes share: `{"error", "error_type"}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+from interlingua.contract.dialect import Reply
+from interlingua.contract.errors import (
+    InterlinguaError,
+    MethodNotAllowedError,
+    OverloadedError,
+    UnauthorizedError,
+)
+
+Statuses = Mapping[str, tuple[int, str]]  # kind of error -> status, error_type
+_FAULT = (500, "generation")  # an error of no request's making
+
+
+def body(error: InterlinguaError, statuses: Statuses) -> bytes:
+    """The JSON object alone, as it also stands in a stream's error event."""
+    message = error.message.encode("utf-8", "replace").decode()  # foreign text in it may hold lone surrogates
+    return orjson.dumps({"error": message, "error_type": statuses.get(error.kind, _FAULT)[1]})
+
+
+def reply(error: InterlinguaError, statuses: Statuses) -> Reply:
+    status = statuses.get(error.kind, _FAULT)[0]
+    headers: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, MethodNotAllowedError):
+        headers = (("allow", ", ".join(error.allowed)),)
+    elif isinstance(error, OverloadedError):
+        headers = (("retry-after", str(error.retry_after)),)
+    elif isinstance(error, UnauthorizedError):
+        headers = (("www-authenticate", "Bearer"),)
+    return Reply(status, body(error, statuses), headers)

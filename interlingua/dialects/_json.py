@@ -1,0 +1,172 @@
+"""Strict JSON bodies: what `orjson` leaves open is decided here, once for all dialects.
+
+A leading byte order mark is dropped. Invalid UTF-8, lone surrogates, NaN and Infinity, nesting past the
+limit, an empty body and a root that is no object are refused. Duplicate keys: the last one wins.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from interlingua.contract.errors import ValidationError
+
+_BOM = b"\xef\xbb\xbf"
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_OPENING = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NON_FINITE = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|[0-9]{300}")
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_TOLERANT_LIMIT = 1 << 20  # bytes; the slow second look at a bad body is for messages only
+_SHOWN = 80  # characters of a client's value that an error repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A parsed body. `raw` is kept because a message must repeat a number as the client wrote it.
+
+    `non_finite` marks a body that is JSON but for NaN, Infinity or numbers past a double. It is refused in
+    any case: by the field that holds the value, which gives the better message, else by `close`.
+    """
+
+    root: dict[str, Any]
+    raw: bytes
+    non_finite: bool = False
+
+    def close(self) -> None:
+        """Call when all fields were checked. Raises ValidationError if a non-finite number is left."""
+        if self.non_finite:
+            raise ValidationError(
+                "", "the body is not valid JSON: NaN, Infinity and numbers beyond a double are refused"
+            )
+
+    def show(self, key: str, value: object) -> str:
+        """`value` of field `key` for a message, at most 80 characters; numbers as they stand in the body."""
+        if isinstance(value, float):
+            return self._raw_number(key, value) or repr(value)
+        return show(value)
+
+    def _raw_number(self, key: str, value: float) -> str | None:
+        # `"key"` followed by a colon can only be a key: inside a string its quotes would be escaped.
+        pattern = rb'"' + re.escape(key.encode()) + rb'"\s*:\s*(-?(?:[0-9][0-9.eE+-]*|NaN|Infinity))'
+        found = None
+        for match in re.finditer(pattern, self.raw):
+            text = match[1].decode()
+            if (number := _float(text)) is not None and (
+                number == value or (math.isnan(number) and math.isnan(value))
+            ):
+                found = text
+        return None if found is None else cut(found)
+
+
+def parse_object(body: bytes, max_depth: int) -> Document:
+    """Parses a request body whose root must be an object.
+
+    Args:
+        body: the bytes as received, complete.
+        max_depth: how many containers may stand inside each other, the root included.
+
+    Raises:
+        ValidationError: the body is empty, is no JSON, is nested too deep or its root is no object.
+    """
+    if body.startswith(_BOM):
+        body = body[len(_BOM) :]
+    non_finite = False
+    try:
+        root = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        root = _second_look(body)
+        if root is None:
+            raise _malformed(body, error, max_depth) from None
+        non_finite = True
+    # A body without that many brackets cannot be that deep: the usual case costs two scans.
+    if body.count(b"{") + body.count(b"[") > max_depth and _deeper_than(body, max_depth):
+        raise _too_deep(max_depth)
+    if not isinstance(root, dict):
+        raise ValidationError("", f"the body must be a JSON object, got {json_type(root)}")
+    return Document(root, body, non_finite)
+
+
+def json_type(value: object) -> str:
+    """The name of a parsed value's type in words of JSON, with its article."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, int | float):
+        return "a number"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def show(value: object) -> str:
+    """A parsed value for a message: scalars as JSON of at most 80 characters, containers by their type."""
+    if isinstance(value, list):
+        return f"an array of {len(value)}"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, str):
+        return cut(json.dumps(value[: _SHOWN + 1], ensure_ascii=False))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return cut(str(value)) if value.bit_length() < 10_000 else "an integer of more than 3000 digits"
+    return json.dumps(value)
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _deeper_than(body: bytes, limit: int) -> bool:
+    """Whether valid JSON text nests more than `limit` containers. At C speed, whatever its shape."""
+    brackets = _STRING.sub(b"", body).translate(_OPENING, _NOT_BRACKETS)
+    for _ in range(limit):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"")  # takes exactly the innermost level away
+    return bool(brackets)
+
+
+def _second_look(body: bytes) -> object | None:
+    """The tolerant parse of a body whose only fault is non-finite numbers; None if that is not it."""
+    if len(body) > _TOLERANT_LIMIT or not _NON_FINITE.search(body) or _LONE_SURROGATE.search(body):
+        return None
+    try:
+        return json.loads(body)  # type: ignore[no-any-return]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _malformed(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> ValidationError:
+    if not body.strip():
+        return ValidationError("", "the body is empty: a JSON object is required")
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as bad:
+        return ValidationError("", f"the body is not valid UTF-8 (byte {bad.start})")
+    if _LONE_SURROGATE.search(body):
+        return ValidationError("", "the body holds an unpaired surrogate escape")
+    # The parser gives up far below our limit; brackets still open where it stopped tell that from a mistake.
+    before = _STRING.sub(b"", body[: error.pos]).translate(_OPENING, _NOT_BRACKETS)
+    if before.count(b"[") - before.count(b"]") > max_depth:
+        return _too_deep(max_depth)
+    return ValidationError("", f"the body is not valid JSON (line {error.lineno}, column {error.colno})")
+
+
+def _too_deep(max_depth: int) -> ValidationError:
+    return ValidationError("", f"the body is nested more than {max_depth} levels deep")
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

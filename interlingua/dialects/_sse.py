@@ -1,0 +1,23 @@
+"""Server-sent events: one `data: ` line and a blank line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+MEDIA_TYPE = "text/event-stream; charset=utf-8"
+# Proxies must neither store nor gather events.
+HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+
+
+def frame(value: Any) -> bytes:
+    return frame_json(orjson.dumps(value))
+
+
+def frame_json(data: bytes) -> bytes:
+    """Frames JSON text. U+2028, U+2029 and U+0085 are escaped: many clients split lines at them."""
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+        data = data.replace(b"\xc2\x85", b"\\u0085")
+    return b"data: " + data + b"\n\n"
