@@ -96,7 +96,8 @@ class Integer:
         raise Refusal(value)
 
     def accepts(self, settings: DialectSettings) -> str:
-        return f"an integer in {self.low}..{self._high(settings)}"
+        name = f" ({self.high})" if isinstance(self.high, str) else ""
+        return f"an integer in {self.low}..{self._high(settings)}{name}"
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.low, "maximum": self._high(settings)}
@@ -206,7 +207,8 @@ class Stops:
             raise Refusal(value)
         limit = self._items(settings)
         if len(value) > limit:
-            raise Refusal(value, expected=f"a list of at most {limit} strings", given=f"{len(value)}")
+            name = f" ({self.items})" if isinstance(self.items, str) else ""
+            raise Refusal(value, expected=f"a list of at most {limit} strings{name}", given=f"{len(value)}")
         for place, item in enumerate(value):
             self._check_one(item, f"[{place}]")
         if self.total is not None and (total := sum(map(len, value))) > self.total:
@@ -227,7 +229,9 @@ class Stops:
 
     def accepts(self, settings: DialectSettings) -> str:
         total = "" if self.total is None else f", {self.total} characters in all"
-        return f"{self._one()} or a list of at most {self._items(settings)} such{total}"
+        name = f" ({self.items})" if isinstance(self.items, str) else ""
+        empty = '"" (none), ' if self.empty_is_none else ""
+        return f"{empty}{self._one()} or a list of at most {self._items(settings)} such{name}{total}"
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         one: dict[str, Any] = {"type": "string", "minLength": 1}

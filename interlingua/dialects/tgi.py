@@ -20,9 +20,10 @@ from interlingua.dialects import _errors, _sse
 from interlingua.dialects._fields import note_unknown, object_field, read_field
 from interlingua.dialects._json import Document, parse_object
 from interlingua.dialects._parts import text_prompt
+from interlingua.dialects._tgi_openapi import describe
 from interlingua.dialects._tgi_table import DEFAULT_TOP_K, HF, INPUTS, MINDIE, PARAMETERS, STREAM
 
-_STATUSES: _errors.Statuses = {
+STATUSES: _errors.Statuses = {
     "validation": (422, "validation"),
     "payload_too_large": (413, "validation"),
     "unauthorized": (401, "unauthorized"),
@@ -58,7 +59,7 @@ class _Place:
 
     def decode(self, wire: WireRequest, settings: DialectSettings) -> Call:
         document = parse_object(wire.body, settings.max_json_depth)
-        profile = self.profile if settings.tgi_profile == "auto" else settings.tgi_profile
+        profile = self._profile(settings)
         _check_shape(document, self.path)
         stream = self._stream(document, profile, settings)
         parts = read_field(document, INPUTS, profile, settings)
@@ -100,6 +101,13 @@ class _Place:
             compute_type=settings.compute_type,
         )
         return Call(request, stream, encoder)
+
+    def describe(self, settings: DialectSettings) -> dict[str, Any]:
+        """The OpenAPI operation object."""
+        return describe(self.path, self._profile(settings), self.stream, self.listed, STATUSES, settings)
+
+    def _profile(self, settings: DialectSettings) -> str:
+        return self.profile if settings.tgi_profile == "auto" else settings.tgi_profile
 
     def _stream(self, document: Document, profile: str, settings: DialectSettings) -> bool:
         if self.stream is not None:
@@ -195,7 +203,7 @@ class TgiEncoder:
         if isinstance(event, TextToken):
             return _sse.frame(self._stream_event(event))
         if isinstance(event, FailedEvent):
-            return _sse.frame_json(_errors.body(event.error, _STATUSES))
+            return _sse.frame_json(_errors.body(event.error, STATUSES))
         return b""
 
     def end(self) -> bytes:
@@ -270,7 +278,7 @@ def _detail(token: TextToken | TokenText) -> dict[str, Any]:
 
 
 def _render_error(error: RequestError) -> Reply:
-    return _errors.reply(error, _STATUSES)
+    return _errors.reply(error, STATUSES)
 
 
 def _owns(path: str) -> bool:
@@ -285,10 +293,17 @@ _PLACES = (
     _Place(_INVOCATIONS, HF, None, listed=True),
 )
 
+_DEFAULTS = DialectSettings(
+    model_name="", vocab_size=0
+)  # the page shows what holds unless an operator says so
+
 DIALECT = Dialect(
     name="tgi",
     prefix="/tgi",
-    routes=tuple(Route(method="POST", path=place.path, decode=place.decode) for place in _PLACES),
+    routes=tuple(
+        Route(method="POST", path=place.path, decode=place.decode, openapi=place.describe(_DEFAULTS))
+        for place in _PLACES
+    ),
     render_error=_render_error,
     owns=_owns,
 )

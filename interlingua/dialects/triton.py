@@ -17,9 +17,10 @@ from interlingua.dialects._fields import note_unknown, object_field, read_field
 from interlingua.dialects._json import parse_object
 from interlingua.dialects._parts import text_prompt
 from interlingua.dialects._tgi_table import DEFAULT_TOP_K
+from interlingua.dialects._triton_openapi import describe
 from interlingua.dialects._triton_table import COLUMN, ID, PARAMETERS, TEXT_INPUT
 
-_STATUSES: _errors.Statuses = {
+STATUSES: _errors.Statuses = {
     "validation": (400, "validation"),
     "payload_too_large": (413, "validation"),
     "unauthorized": (401, "unauthorized"),
@@ -146,7 +147,7 @@ class TritonEncoder:
                 body["details"] = self._details(event.summary, self.costs)
             return _sse.frame(body)
         if isinstance(event, FailedEvent):
-            return _sse.frame_json(_errors.body(event.error, _STATUSES))
+            return _sse.frame_json(_errors.body(event.error, STATUSES))
         return b""
 
     def end(self) -> bytes:
@@ -176,12 +177,16 @@ def _cost(token: TextToken) -> tuple[int, int]:
 
 
 def _render_error(error: RequestError) -> Reply:
-    return _errors.reply(error, _STATUSES)
+    return _errors.reply(error, STATUSES)
 
 
 def _owns(path: str) -> bool:
     return path == "/v2" or path.startswith(("/v2/", "/triton"))
 
+
+_DEFAULTS = DialectSettings(
+    model_name="", vocab_size=0
+)  # the page shows what holds unless an operator says so
 
 DIALECT = Dialect(
     name="triton",
@@ -191,6 +196,7 @@ DIALECT = Dialect(
             method="POST",
             path=f"/v2/models/{{model}}{version}/{verb}",
             decode=partial(decode, stream=stream),
+            openapi=describe(stream, bool(version), STATUSES, _DEFAULTS),
         )
         for version in ("", "/versions/{version}")
         for verb, stream in (("generate", False), ("generate_stream", True))

@@ -1,0 +1,121 @@
+"""OpenAPI operation objects, made from the tables of fields that decoding checks with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from interlingua.contract.dialect import DialectSettings
+from interlingua.dialects._errors import Statuses
+from interlingua.dialects._fields import Field
+
+Schema = dict[str, Any]
+
+_ERROR_WORDS = {
+    400: "The request is wrong; the message names the field, its range and the value.",
+    401: "No key, or a wrong one.",
+    404: "No such route or model.",
+    405: "The route does not take this method.",
+    413: "The body is over the limit.",
+    422: "The request is wrong; the message names the field, its range and the value.",
+    424: "The engine failed on this request.",
+    429: "No place is free. Nothing was queued; try again.",
+    500: "The engine failed, or ended without a last token.",
+    503: "The server is loading, stopping or stuck.",
+    504: "The request's own time limit has passed.",
+}
+
+
+def operation(
+    *,
+    summary: str,
+    description: str,
+    tag: str,
+    body: Schema,
+    answers: Mapping[str, Schema],
+    statuses: Statuses,
+    path_parameters: Iterable[str] = (),
+) -> dict[str, Any]:
+    """One operation.
+
+    Args:
+        body: the schema of the request.
+        answers: media type -> schema of a good answer.
+        statuses: of the errors, as the dialect renders them.
+        path_parameters: names of the template's variables, in order.
+    """
+    responses: dict[str, Any] = {
+        "200": {
+            "description": "The answer.",
+            "content": {kind: {"schema": answer} for kind, answer in answers.items()},
+        }
+    }
+    for status in sorted({status for status, _ in statuses.values()}):
+        types = sorted({kind for code, kind in statuses.values() if code == status})
+        responses[str(status)] = {
+            "description": _ERROR_WORDS[status],
+            "content": {"application/json": {"schema": _error(types)}},
+        }
+    result: dict[str, Any] = {
+        "summary": summary,
+        "description": description,
+        "tags": [tag],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": responses,
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in path_parameters
+    ]
+    return result | ({"parameters": parameters} if parameters else {})
+
+
+def object_of(
+    fields: Iterable[Field], column: str, settings: DialectSettings, required: Iterable[str] = ()
+) -> Schema:
+    """An object with these fields. Unknown ones are accepted, null is good for the optional ones."""
+    required = list(required)
+    properties = {}
+    for field in fields:
+        schema = field.rule(column, settings.lenient_ranges).schema(settings)
+        if field.name not in required:
+            schema = nullable(schema)
+        words = [field.effect]
+        if default := field.defaults.get(column):
+            words.append(f"Absent: {default}.")
+        if field.note:
+            words.append(field.note)
+        properties[field.name] = schema | {"description": " ".join(words)}
+    return record(properties, required)
+
+
+def nullable(schema: Schema) -> Schema:
+    if isinstance(schema.get("type"), str):
+        return schema | {"type": [schema["type"], "null"]}
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return {"anyOf": [*schema[key], {"type": "null"}]}
+    raise ValueError("a schema without a type")
+
+
+def record(properties: Mapping[str, Schema], required: Iterable[str] | None = None) -> Schema:
+    """An object; all of its properties are required unless `required` says otherwise."""
+    names = list(properties if required is None else required)
+    schema: Schema = {"type": "object", "properties": dict(properties)}
+    return schema | ({"required": names} if names else {})
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _error(types: list[str]) -> Schema:
+    return record({"error": {"type": "string"}, "error_type": {"type": "string", "enum": types}})
+
+
+STRING: Schema = {"type": "string"}
+BOOLEAN: Schema = {"type": "boolean"}
+INTEGER: Schema = {"type": "integer"}
+NULL: Schema = {"type": "null"}
+LOGPROB: Schema = {"type": ["number", "null"]}
+FINISH_REASON: Schema = {"type": "string", "enum": ["eos_token", "stop_sequence", "length"]}

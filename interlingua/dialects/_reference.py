@@ -1,0 +1,179 @@
+"""Makes docs/dialects.md from the tables that decoding checks with: `scripts/make-docs` writes it.
+
+A test compares the two, so the page cannot drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from interlingua.contract.dialect import DialectSettings
+from interlingua.dialects import _tgi_table, _triton_table, tgi, triton
+from interlingua.dialects._errors import Statuses
+from interlingua.dialects._fields import Field
+from interlingua.dialects._rules import Rule
+
+_INTRODUCTION = """\
+# Dialects
+
+<!-- Made by scripts/make-docs; edit the tables in interlingua/dialects instead. -->
+
+What each route takes, checks and answers. In every dialect:
+
+- `null` counts as absent for every optional field. An integer is good for a number; `20.0`, `"20"` and
+  `true` are no integers; booleans are `true` and `false` alone. Numbers must be finite as 32-bit floats.
+- Unknown fields, at any level, are accepted and change nothing; a debug line of the log names them.
+- A body must be one JSON object in UTF-8 (a byte order mark is accepted), without unpaired surrogates, NaN
+  or Infinity, nested at most 64 levels deep. Of duplicate keys the last one counts. The Content-Type is not
+  looked at.
+- Whatever can be refused is refused before the first byte of an answer, on streams too, with the status
+  below and a message that names the field, what is accepted and what was given.
+- `--lenient-ranges` widens the ranges to what other servers of the same dialect really take (the last
+  column).
+- Logprobs are the raw model's, before every processor: the natural logarithm of a softmax. The first token
+  of a prompt has none (`null`).
+"""
+
+_TGI = """\
+## TGI
+
+POST `/generate`, `/generate_stream`, `/` and `/invocations`, each also under `/tgi`.
+
+Two profiles: `mindie` rules `/generate` and `/generate_stream`, `hf` rules `/` and `/invocations`.
+`--tgi-profile mindie` or `hf` puts all four under one of them. What belongs to the route stays with it: `/`
+and `/invocations` answer with a list of one object and `stream` in the body chooses events; `/generate`
+answers with the object and ignores `stream`.
+
+The body holds `inputs`, on `/` and `/invocations` also `stream`, and an object `parameters` with the rest.
+"""
+
+_TGI_ANSWERS = """\
+### Answers
+
+```json
+{"details": {"finish_reason": "length", "generated_tokens": 1, "prefill": [], "prompt_tokens": 4, "seed": 42,
+  "tokens": [{"id": 17, "logprob": -0.5, "special": false, "text": " sea"}]}, "generated_text": " sea"}
+```
+
+`details` is there when `details` or `decoder_input_details` is true; `top_tokens`, parallel to `tokens`,
+when asked for. `finish_reason` is `eos_token`, `stop_sequence` or `length`; an EOS as the last allowed
+token reports `length`. Headers: `x-compute-type`, `x-compute-characters`, `x-compute-time` (seconds),
+`x-total-time`, `x-validation-time`, `x-queue-time`, `x-inference-time`, `x-time-per-token` (whole
+milliseconds), `x-prompt-tokens`, `x-generated-tokens`; of these a stream has the first two.
+
+A stream has one event per generated token and no `[DONE]`:
+
+```
+data: {"index":1,"token":{"id":7,"text":"a","logprob":-1,"special":true},"generated_text":null,"details":null}
+```
+
+The last event has `generated_text` and, when details were asked for, `details` with `finish_reason`,
+`generated_tokens`, `seed` and `input_length`. The texts of the tokens that are not special join to
+`generated_text`. A fault after the first byte is one event `{"error", "error_type"}`, then the stream ends.
+"""
+
+_TRITON = """\
+## Triton
+
+POST `/v2/models/{model}/generate` and `/generate_stream`, also with `/versions/1` after the model, each
+also under `/triton`. An unknown model or version is 404, whatever the body holds.
+
+The body holds `id`, `text_input` and the rest either in an object `parameters` or at the top level; with
+both, `parameters` wins. The document's names win over Triton's own (`max_tokens`).
+"""
+
+_TRITON_ANSWERS = """\
+### Answers
+
+```json
+{"id": "a123", "model_name": "m", "model_version": null, "text_output": " sea", "details":
+  {"finish_reason": "length", "generated_tokens": 1, "first_token_cost": null, "decode_cost": null,
+  "perf_stat": [[17, 8]]}}
+```
+
+`details` is there when asked for. `perf_stat` has one row per token, its id and the whole milliseconds
+since the one before; the first row holds the prefill. Without `perf_stat` it is `null`.
+
+`generate_stream` sends events of the same keys whose `text_output` is the new text; the last one alone has
+`details`. There is no `[DONE]`. A fault after the first byte is one event `{"error", "error_type"}`, then
+the stream ends.
+"""
+
+_MEDIA = """\
+## Typed parts
+
+A prompt may be a list of `{"type": T, T: value}` with T one of `text`, `image_url`, `video_url`,
+`audio_url`; a media value is a string or `{"url": string}`. At most 20 media parts. A value is, decided in
+this order, an http or https URL of at most 4,096 characters, a base64 data URI, a local path of at most
+4,096 characters, or for images bare base64.
+
+| kind | files | data URIs | most bytes on TGI | most bytes on Triton |
+|---|---|---|---|---|
+| image | jpg, jpeg, png | image/jpeg, image/jpg, image/png | 40 MiB | 20 MiB |
+| video | mp4, avi, wmv | video/mp4, video/x-msvideo, video/x-ms-wmv | 512 MiB | 512 MiB |
+| audio | mp3, wav, flac | audio/mpeg, audio/mp3, audio/x-wav, audio/wav, audio/flac | 40 MiB | 20 MiB |
+
+A model that reads text only refuses media parts. Markdown images in a string stay plain text.
+"""
+
+
+def page() -> str:
+    """The whole page, ending with a newline."""
+    settings = DialectSettings(model_name="", vocab_size=0)
+    tgi_fields = [_tgi_table.INPUTS, _tgi_table.STREAM, *_tgi_table.PARAMETERS.fields]
+    triton_fields = [_triton_table.ID, _triton_table.TEXT_INPUT, *_triton_table.PARAMETERS.fields]
+    sections = [
+        _INTRODUCTION,
+        _TGI,
+        "### Fields\n",
+        _fields(tgi_fields, _tgi_table.COLUMNS, settings),
+        _TGI_ANSWERS,
+        _errors(tgi.STATUSES),
+        _TRITON,
+        "### Fields\n",
+        _fields(triton_fields, _triton_table.COLUMNS, settings),
+        _TRITON_ANSWERS,
+        _errors(triton.STATUSES),
+        _MEDIA,
+    ]
+    return "\n".join(sections)
+
+
+def _fields(fields: Iterable[Field], columns: Sequence[str], settings: DialectSettings) -> str:
+    heads = ["field", "type"]
+    for column in columns:
+        suffix = f", `{column}`" if len(columns) > 1 else ""
+        heads += [f"range{suffix}", f"absent{suffix}"]
+    rows = [[*heads, "effect", "range, lenient"]]
+    rows.append(["---"] * len(rows[0]))
+    for field in fields:
+        row = [f"`{field.name}`", field.rule(columns[0], False).type_name]
+        for column in columns:
+            row += [_range(field.rule(column, False), settings), field.defaults[column]]
+        lenient = _range(field.rule(columns[0], True), settings) if "lenient" in field.rules else "same"
+        rows.append([*row, f"{field.effect} {field.note}".rstrip(), lenient])
+    return (
+        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
+    )
+
+
+def _range(rule: Rule, settings: DialectSettings) -> str:
+    """What a rule accepts, without the words that repeat its type."""
+    return rule.accepts(settings).removeprefix("an integer in ").removeprefix("a number ")
+
+
+def _errors(statuses: Statuses) -> str:
+    rows = [
+        "### Errors\n",
+        '`{"error": string, "error_type": string}`:\n',
+        "| what | status | error_type |",
+        "|---|---|---|",
+    ]
+    rows += [
+        f"| {kind.replace('_', ' ')} | {status} | `{name}` |" for kind, (status, name) in statuses.items()
+    ]
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
