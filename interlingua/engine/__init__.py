@@ -1,0 +1,1 @@
+"""Engines: what turns a prepared request into tokens."""

@@ -1,0 +1,185 @@
+"""The ASGI application: every dialect's routes over one service.
+
+`App` owns the way of a request through the server room: an id, the route, the key, the body, the dialect's
+`decode`, then the service; and back through the dialect's encoder. Whatever goes wrong on it is answered in
+the shape of the dialect whose path it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from interlingua.contract.dialect import Call, Dialect, DialectSettings, Route, WireRequest
+from interlingua.contract.errors import (
+    MethodNotAllowedError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+)
+from interlingua.server.exchange import Exchange, Presence
+from interlingua.server.middleware import ClientLeftError, SlowBodyError, check_key, read_body
+from interlingua.server.responses import RenderError, answer_stream, answer_whole
+from interlingua.server.routes import Endpoint, Handler, RouteTable, paths_of
+from interlingua.server.settings import ServerSettings
+from interlingua.server.system import System, plain_error, slow_body
+from interlingua.service.service import Service
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+_log = logging.getLogger(__name__)
+
+_DECODE_INLINE = 65_536  # bytes of body; more is decoded in a thread, so that other streams keep their pace
+
+
+class App:
+    """The ASGI application. Build it with `build_app`."""
+
+    def __init__(
+        self,
+        service: Service,
+        dialects: Sequence[Dialect],
+        settings: ServerSettings,
+        wire: DialectSettings,
+    ) -> None:
+        self.service = service
+        self.settings = settings
+        self._dialects = tuple(dialects)
+        self._wire = wire
+        self._table = RouteTable()
+        for dialect in self._dialects:
+            for route in dialect.routes:
+                endpoint = Endpoint(self._generation(dialect, route), dialect.render_error)
+                for path in paths_of(dialect, route.path):
+                    self._table.add(route.method, path, endpoint)
+        system = System(service, settings, wire, self._dialects)
+        for method, path, handler in system.routes():
+            self._table.add(method, path, Endpoint(handler, self._shape_of(path)))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send, secrets.token_hex(16)))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            while (await receive())["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, exchange: Exchange) -> None:
+        endpoints, exchange.path_params = self._table.find(exchange.path)
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        endpoint = endpoints.get(method)
+        if endpoint is None:
+            await self._no_route(exchange, endpoints)
+            return
+        try:
+            await endpoint.handler(exchange)
+        except RequestError as error:
+            self.service.metrics.refused(error.kind)
+            await exchange.reply(endpoint.render_error(error))
+        except ClientLeftError as error:
+            self.service.metrics.refused(error.kind)
+        except SlowBodyError as error:
+            self.service.metrics.refused(error.kind)
+            await exchange.reply(slow_body(error))
+        except Exception:
+            _log.exception("%s %s failed, request %s", exchange.method, exchange.path, exchange.request_id)
+            if exchange.started:
+                raise  # the connection is cut: the client must not take half an answer for a whole one
+            await exchange.reply(endpoint.render_error(RequestError("the request failed inside the server")))
+
+    async def _no_route(self, exchange: Exchange, endpoints: Mapping[str, Endpoint]) -> None:
+        error: RequestError
+        if endpoints:
+            allowed = tuple(sorted(endpoints))
+            error = MethodNotAllowedError(
+                f"{exchange.path} takes {' and '.join(allowed)}, not {exchange.method}", allowed
+            )
+            render_error = next(iter(endpoints.values())).render_error
+        else:
+            error = NotFoundError(f"there is nothing at {exchange.path}")
+            render_error = self._shape_of(exchange.path)
+        self.service.metrics.refused(error.kind)
+        await exchange.reply(render_error(error))
+
+    def _shape_of(self, path: str) -> RenderError:
+        """The error shape of the dialect whose prefix or own rule claims `path`."""
+        for dialect in self._dialects:
+            if dialect.prefix and (path + "/").startswith(dialect.prefix + "/"):
+                return dialect.render_error
+        for dialect in self._dialects:
+            if dialect.owns(path):
+                return dialect.render_error
+        return plain_error
+
+    def _generation(self, dialect: Dialect, route: Route) -> Handler:
+        async def handle(exchange: Exchange) -> None:
+            check_key(exchange, self.settings.api_key)
+            if self.service.model is None:
+                raise UnavailableError("the model is loading")
+            body = await read_body(exchange, self.settings.payload_limit, self.settings.body_timeout)
+            call = await self._decode(exchange, route, body)
+            answer = answer_stream if call.stream else answer_whole
+            with Presence(exchange.receive):
+                batches = self.service.generate(call.request, exchange.arrived)
+                try:
+                    await answer(exchange, call, batches, dialect.render_error)
+                finally:
+                    await batches.aclose()
+
+        return handle
+
+    async def _decode(self, exchange: Exchange, route: Route, body: bytes) -> Call:
+        request = WireRequest(
+            method=exchange.method,
+            path=exchange.path,
+            path_params=exchange.path_params,
+            headers=exchange.headers,
+            body=body,
+            request_id=exchange.request_id,
+        )
+        settings = self._served_settings()
+        if len(body) <= _DECODE_INLINE:
+            return route.decode(request, settings)
+        return await asyncio.to_thread(route.decode, request, settings)
+
+    def _served_settings(self) -> DialectSettings:
+        """The dialects' settings with what only the loaded model knows."""
+        model = self.service.model
+        if model is not None and (self._wire.model_name, self._wire.vocab_size) != (
+            model.name,
+            model.engine.info.vocab_size,
+        ):
+            self._wire = dataclasses.replace(
+                self._wire, model_name=model.name, vocab_size=model.engine.info.vocab_size
+            )
+        return self._wire
+
+
+def build_app(
+    service: Service,
+    dialects: Sequence[Dialect],
+    settings: ServerSettings | None = None,
+    wire: DialectSettings | None = None,
+) -> App:
+    """The application over `service`.
+
+    Args:
+        wire: what the dialects are told; its `model_name` and `vocab_size` are replaced by the loaded
+        model's.
+
+    Raises:
+        ValueError: two routes stand at the same method and path.
+    """
+    return App(
+        service,
+        dialects,
+        settings or ServerSettings(),
+        wire or DialectSettings(model_name="", vocab_size=0),
+    )

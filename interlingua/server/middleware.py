@@ -1,0 +1,70 @@
+"""What holds for every request, whichever route it takes: an id, a bounded body, and no naked faults."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import TYPE_CHECKING
+
+from interlingua.contract.errors import InterlinguaError, PayloadTooLargeError, UnauthorizedError
+
+if TYPE_CHECKING:
+    from interlingua.server.exchange import Exchange
+
+
+class ClientLeftError(InterlinguaError):
+    """The connection ended before the request was complete; nobody is there to answer."""
+
+    kind = "cancelled"
+
+
+class SlowBodyError(InterlinguaError):
+    """The client stopped sending in the middle of its body."""
+
+    kind = "timeout"
+
+
+def check_key(exchange: Exchange, api_key: str | None) -> None:
+    """Asks for the operator's key, if there is one. Compares in constant time. Raises UnauthorizedError."""
+    if api_key is None:
+        return
+    scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
+    good = hmac.compare_digest(key.strip().encode(), api_key.encode())
+    if scheme.lower() != "bearer" or not good:
+        raise UnauthorizedError("a valid key is needed: `Authorization: Bearer KEY`")
+
+
+async def read_body(exchange: Exchange, limit: int, patience: float) -> bytes:
+    """The whole body. Never holds more than `limit` bytes of it, and one piece of the socket's.
+
+    What a refused client still sends is thrown away by the protocol, which keeps the connection open
+    meanwhile, so that the refusal arrives instead of a reset.
+
+    Args:
+        patience: seconds to wait for each piece.
+
+    Raises:
+        PayloadTooLargeError: at once if the header says so, else when the limit is passed.
+        SlowBodyError: no byte came for `patience` seconds.
+        ClientLeftError: the connection ended.
+    """
+    length = exchange.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise PayloadTooLargeError(f"the body must have at most {limit} bytes, got {int(length)}")
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            async with asyncio.timeout(patience):
+                message = await exchange.receive()
+        except TimeoutError:
+            raise SlowBodyError(f"no byte of the body came for {patience:g} seconds") from None
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError("the client left before its request was complete")
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise PayloadTooLargeError(f"the body must have at most {limit} bytes, got more")
+        if not message.get("more_body", False):
+            return b"".join((*pieces, piece)) if pieces else piece
+        pieces.append(piece)

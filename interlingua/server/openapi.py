@@ -1,0 +1,123 @@
+"""The OpenAPI document, gathered from what the dialects say of their routes, and the page that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import interlingua
+from interlingua.contract.dialect import Dialect
+
+_JSON_ERROR = {
+    "type": "object",
+    "required": ["error", "error_type"],
+    "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+}
+
+
+def document(dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """Every route at its own path; that each also stands below its dialect's prefix is said in the tags."""
+    paths: dict[str, dict[str, Any]] = {}
+    for dialect in dialects:
+        for route in dialect.routes:
+            operation = {"tags": [dialect.name], **route.openapi}
+            names = re.findall(r"{(\w+)}", route.path)
+            if names and "parameters" not in operation:
+                operation["parameters"] = [
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    for name in names
+                ]
+            paths.setdefault(route.path, {})[route.method.lower()] = operation
+    for path, methods in _SYSTEM.items():
+        paths.setdefault(path, {}).update(methods)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "interlingua", "version": interlingua.__version__},
+        "tags": [
+            {"name": dialect.name, "description": f"Every route also stands below `{dialect.prefix}`."}
+            for dialect in dialects
+        ]
+        + [{"name": "system", "description": "The server itself."}],
+        "paths": paths,
+    }
+
+
+async def page(openapi_url: str) -> bytes:
+    """Swagger's page. Imported when first asked for: FastAPI takes half a second."""
+
+    def render() -> bytes:
+        from fastapi.openapi.docs import get_swagger_ui_html
+
+        return bytes(get_swagger_ui_html(openapi_url=openapi_url, title="interlingua").body)
+
+    return await asyncio.to_thread(render)
+
+
+def _operation(summary: str, responses: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"tags": ["system"], "summary": summary, "responses": responses, **more}
+
+
+def _json(description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+_UNAVAILABLE = {"503": _json("loading, stopping, or the engine makes no progress", _JSON_ERROR)}
+_HEALTH = {
+    "get": _operation(
+        "200 when requests can be served", {"200": {"description": "nothing in the body"}, **_UNAVAILABLE}
+    )
+}
+_SYSTEM: dict[str, dict[str, Any]] = {
+    "/health": _HEALTH,
+    "/ping": _HEALTH,
+    "/": _HEALTH,
+    "/info": {
+        "get": _operation("the model and its limits", {"200": _json("", {"type": "object"}), **_UNAVAILABLE})
+    },
+    "/metrics": {
+        "get": _operation(
+            "counters and gauges for Prometheus", {"200": {"description": "", "content": {"text/plain": {}}}}
+        )
+    },
+    "/tokenize": {
+        "post": _operation(
+            "the tokens of a text, special ones included",
+            {
+                "200": _json(
+                    "`start` and `stop` are byte offsets into the UTF-8 text",
+                    {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["id", "text", "start", "stop"],
+                            "properties": {
+                                "id": {"type": "integer"},
+                                "text": {"type": "string"},
+                                "start": {"type": "integer"},
+                                "stop": {"type": "integer"},
+                            },
+                        },
+                    },
+                ),
+                "401": _json("a key is asked for", _JSON_ERROR),
+                "413": _json("the body is too large", _JSON_ERROR),
+                "422": _json("the body is no such request", _JSON_ERROR),
+                **_UNAVAILABLE,
+            },
+            requestBody={
+                "required": True,
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "required": ["inputs"],
+                            "properties": {"inputs": {"type": "string", "minLength": 1}},
+                        }
+                    }
+                },
+            },
+        )
+    },
+}

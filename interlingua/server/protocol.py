@@ -1,0 +1,161 @@
+"""HTTP/1.1 over uvicorn's httptools protocol, with the limits that it lacks.
+
+Slow and endless clients are cut here, below the application: a head that is too large or too slow, a body
+that goes on after its refusal, an answer that nobody takes. The connection's end then frees whatever the
+request held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from interlingua.server.settings import ServerSettings
+
+
+class HeadTooLargeError(Exception):
+    """More header bytes or lines than allowed. Raised inside the parser, which stops at it."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. Subclass with `settings` set; see `protocol_class`."""
+
+    settings: ServerSettings
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._head_bytes = 0
+        self._head_lines = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0  # bytes that the client had not taken when the write timer started
+        self._discarded = 0  # bytes of a body whose answer is complete
+
+    # --- the connection ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    # --- the head ------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._head_lines = 0
+        self._discarded = 0
+        if self._head_timer is None:
+            self._start_head_timer()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url), 0)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4, 1)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def _count_head(self, size: int, lines: int) -> None:
+        self._head_bytes += size
+        self._head_lines += lines
+        settings = self.settings
+        if self._head_bytes > settings.max_header_bytes or self._head_lines > settings.max_headers:
+            raise HeadTooLargeError
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser has given up. What it had given up at decides between 400 and 431."""
+        self._stop_head_timer()
+        settings = self.settings
+        if self._head_bytes > settings.max_header_bytes or self._head_lines > settings.max_headers:
+            self._refuse(
+                431,
+                f"a request's head must have at most {settings.max_header_bytes} bytes "
+                f"and {settings.max_headers} headers",
+            )
+        else:
+            self._refuse(400, "this is no valid HTTP/1.1 request")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answers below the application, and ends the connection."""
+        body = json.dumps({"error": message, "error_type": "validation"}).encode()
+        self.transport.write(
+            STATUS_LINE[status]
+            + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
+        )
+        self.transport.close()
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.settings.header_timeout, self._head_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self._refuse(408, f"the request's head took longer than {self.settings.header_timeout:g} seconds")
+
+    # --- the body ------------------------------------------------------------------------------
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle.response_complete:
+            # Refused before its end. Reading on lets the refusal arrive; a client that never ends is cut off.
+            self._discarded += len(body)
+            if self._discarded > 2 * self.settings.payload_limit:
+                self.transport.close()
+            return
+        super().on_body(body)
+
+    # --- the answer ----------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _start_write_timer(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self.settings.write_timeout, self._write_late)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _write_late(self) -> None:
+        self._write_timer = None
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._start_write_timer()  # slow, but alive
+        else:
+            self.transport.abort()
+
+
+def protocol_class(settings: ServerSettings) -> type[LimitedProtocol]:
+    """The protocol under `settings`, as uvicorn wants it: a class."""
+    return type("ServedProtocol", (LimitedProtocol,), {"settings": settings})

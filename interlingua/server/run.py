@@ -1,0 +1,136 @@
+"""A running server: the socket, the loading of the model behind it, signals, and the way down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+
+from uvicorn import Config, Server
+
+from interlingua.contract.errors import ModelError
+from interlingua.server.app import App
+from interlingua.server.protocol import protocol_class
+from interlingua.server.settings import ServerSettings
+from interlingua.service.service import ServedModel
+
+_log = logging.getLogger(__name__)
+
+Load = Callable[[], Awaitable[ServedModel]]
+_LAST_BYTES = 5.0  # seconds for connections to close after every request has ended
+
+
+class _Server(Server):
+    """uvicorn's server inside our own loop: signals are ours, and starting can be waited for."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+def bind(settings: ServerSettings) -> socket.socket:
+    """A bound socket, not listening yet. Raises ModelError in one line when that cannot be."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except (OSError, OverflowError) as problem:
+        listener.close()
+        reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        raise ModelError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+    return listener
+
+
+@contextlib.asynccontextmanager
+async def listening(app: App, listener: socket.socket) -> AsyncIterator[str]:
+    """Serves `app` on `listener` while the block runs, and yields its URL. On leaving, ends what still runs.
+
+    The end: no new requests; running ones get `stop_grace` seconds; the engine then ends the rest with an
+    error event; the connections are closed.
+    """
+    settings = app.settings
+    server = _Server(
+        Config(
+            app,
+            http=protocol_class(settings),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=int(settings.keep_alive_timeout),
+            timeout_graceful_shutdown=int(_LAST_BYTES),
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await server.listening.wait()
+        host, port = listener.getsockname()[:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        service = app.service
+        service.begin_stop()
+        if not await service.wait_until_empty(settings.stop_grace):
+            _log.warning("%d requests did not end in time and are cut off", service.inside)
+        if service.model is not None:
+            await service.model.engine.stop()
+        server.should_exit = True
+        await serving
+        service.close()
+
+
+async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serves until SIGINT or SIGTERM: opens the port, loads the model behind it, waits, ends.
+
+    A second signal ends without waiting for running requests.
+
+    Args:
+        load: makes the served model, its engine started. May take long; blocks the event loop nowhere.
+        on_ready: called with the server's URL when requests are served.
+
+    Raises:
+        ModelError: the port is taken, or `load` raised it.
+    """
+    listener = bind(app.settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with listening(app, listener) as url:
+        loading = asyncio.ensure_future(load())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                app.service.attach(loading.result())
+                if on_ready is not None:
+                    on_ready(url)
+                await stopping
+        finally:
+            loading.cancel()
+            stopping.cancel()
+
+
+def run(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> None:
+    """`serve` in a new uvloop, from a program's main thread."""
+    import uvloop
+
+    # The engine's thread needs the interpreter for a moment after every step; 5 ms, Python's default, is a
+    # whole step late.
+    sys.setswitchinterval(0.0005)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(app, load, on_ready))

@@ -1,0 +1,22 @@
+"""What an operator can set about the server room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Addresses and limits of the socket. Times are in seconds, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0 = any free one
+    api_key: str | None = None  # asked of every POST as `Authorization: Bearer KEY`
+    payload_limit: int = 40 * 1024 * 1024  # a request's body
+    max_header_bytes: int = 64 * 1024  # request line and headers together
+    max_headers: int = 100
+    header_timeout: float = 10.0  # from a request's first byte, or from connecting, to the end of its headers
+    body_timeout: float = 30.0  # without a byte of the body arriving
+    write_timeout: float = 30.0  # without the client taking a byte of the answer
+    keep_alive_timeout: float = 75.0  # of a connection between two requests
+    stop_grace: float = 90.0  # for running requests after SIGTERM; TGI's own default

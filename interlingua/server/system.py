@@ -1,0 +1,156 @@
+"""Routes that belong to the server itself: health, information, metrics, tokens, and the API page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+
+import interlingua
+from interlingua.contract.dialect import Dialect, DialectSettings, Reply
+from interlingua.contract.errors import (
+    InterlinguaError,
+    NotSupportedError,
+    RequestError,
+    UnavailableError,
+    ValidationError,
+)
+from interlingua.contract.request import MediaPart, TextPrompt
+from interlingua.dialects._fields import read_field
+from interlingua.dialects._json import parse_object
+from interlingua.dialects._tgi_table import INPUTS, MINDIE
+from interlingua.server import openapi
+from interlingua.server.exchange import Exchange
+from interlingua.server.middleware import check_key, read_body
+from interlingua.server.routes import Handler
+from interlingua.server.settings import ServerSettings
+from interlingua.service.metrics import CONTENT_TYPE
+from interlingua.service.service import ServedModel, Service
+
+_STATUSES = {
+    "validation": 422,
+    "payload_too_large": 413,
+    "unauthorized": 401,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "overloaded": 429,
+    "unavailable": 503,
+    "timeout": 504,
+}
+
+
+def plain_error(error: RequestError) -> Reply:
+    """The shape of an error on a path that no dialect claims."""
+    return Reply(
+        _STATUSES.get(error.kind, 500), orjson.dumps({"error": error.message, "error_type": error.kind})
+    )
+
+
+def slow_body(error: InterlinguaError) -> Reply:
+    """408 is the one refusal that no dialect has a shape for: it is HTTP's own."""
+    return Reply(
+        408, orjson.dumps({"error": error.message, "error_type": error.kind}), (("connection", "close"),)
+    )
+
+
+class System:
+    """The handlers. Holds no state of its own."""
+
+    def __init__(
+        self, service: Service, settings: ServerSettings, wire: DialectSettings, dialects: Sequence[Dialect]
+    ) -> None:
+        self._service = service
+        self._settings = settings
+        self._wire = wire
+        self._dialects = dialects
+
+    def routes(self) -> Iterator[tuple[str, str, Handler]]:
+        """(method, path, handler). GET `/` and `/ping` are TGI's other names for its health."""
+        for path in ("/health", "/ping", "/"):
+            yield "GET", path, self.health
+        yield "GET", "/info", self.info
+        yield "GET", "/metrics", self.metrics
+        yield "POST", "/tokenize", self.tokenize
+        yield "GET", "/openapi.json", self.openapi
+        yield "GET", "/docs", self.docs
+
+    async def health(self, exchange: Exchange) -> None:
+        """200 and nothing, or 503 with the reason."""
+        problem = self._service.ill_health()
+        if problem is None:
+            await exchange.reply(Reply(200, b""))
+            return
+        await exchange.reply(Reply(503, orjson.dumps({"error": problem, "error_type": "healthcheck"})))
+
+    async def info(self, exchange: Exchange) -> None:
+        """The keys of TGI 3 and 0.9 and of the vendor's server together."""
+        model = self._service.model
+        if model is None:
+            raise UnavailableError("the model is loading")
+        await exchange.reply(Reply(200, orjson.dumps(self._info(model))))
+
+    async def metrics(self, exchange: Exchange) -> None:
+        await exchange.reply(Reply(200, self._service.metrics.render(), media_type=CONTENT_TYPE))
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """TGI's form: `inputs` to a list of tokens, each with the bytes of the text that it stands for."""
+        check_key(exchange, self._settings.api_key)
+        body = await read_body(exchange, self._settings.payload_limit, self._settings.body_timeout)
+        parsed = parse_object(body, self._wire.max_json_depth)
+        parts = read_field(parsed, INPUTS, MINDIE, self._wire)
+        parsed.close()
+        if parts is None:
+            raise ValidationError("inputs", "is required")
+        if any(isinstance(part, MediaPart) for part in parts):
+            raise NotSupportedError("inputs", "must be text: the served model reads text only")
+        spans = await self._service.token_spans(TextPrompt(parts, "inputs"))
+        tokens = [
+            {"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans
+        ]
+        self._service.metrics.requests += 1
+        self._service.metrics.successes += 1
+        await exchange.reply(Reply(200, orjson.dumps(tokens)))
+
+    async def openapi(self, exchange: Exchange) -> None:
+        await exchange.reply(Reply(200, orjson.dumps(openapi.document(self._dialects))))
+
+    async def docs(self, exchange: Exchange) -> None:
+        html = await openapi.page("/openapi.json")
+        await exchange.reply(Reply(200, html, media_type="text/html; charset=utf-8"))
+
+    def _info(self, model: ServedModel) -> dict[str, Any]:
+        engine = model.engine.info
+        room = self._service.room
+        return {
+            "model_id": model.name,
+            "model_sha": None,
+            "model_dtype": engine.dtype,
+            "model_device_type": engine.device,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": self._service.limits.max_concurrent_requests,
+            "max_best_of": self._wire.max_best_of,
+            "max_stop_sequences": self._wire.max_stop_sequences,
+            "max_input_length": room.prompt,
+            "max_input_tokens": room.prompt,
+            "max_total_tokens": room.total,
+            "max_batch_total_tokens": None,
+            "max_waiting_tokens": None,
+            "max_client_batch_size": 1,
+            "waiting_served_ratio": None,
+            "validation_workers": None,
+            "router": "interlingua",
+            "version": interlingua.__version__,
+            "sha": None,
+            "docker_label": None,
+            "models": [
+                {
+                    "model_device_type": engine.device,
+                    "model_dtype": engine.dtype,
+                    "model_id": model.name,
+                    "model_pipeline_tag": "text-generation",
+                    "model_sha": None,
+                    "max_total_tokens": room.total,
+                }
+            ],
+        }

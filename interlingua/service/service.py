@@ -1,0 +1,453 @@
+"""The spine: one request from a dialect's hands to the engine and back as text.
+
+`Service.generate` is the whole life of a request. Whatever ends it (done, refused, cancelled, timed out,
+failed), the same `finally` closes the engine's stream and gives the permit back, once, before the last
+event goes out: a client that has read its answer's end can rely on its place being free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+from typing import TypeVar
+
+from interlingua.contract.engine import Engine, EngineStream
+from interlingua.contract.errors import (
+    GenerationError,
+    IncompleteGenerationError,
+    InterlinguaError,
+    OverloadedError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+from interlingua.contract.events import (
+    Answer,
+    EngineEvent,
+    FailedEvent,
+    FinishReason,
+    StartedEvent,
+    Summary,
+    TextEvent,
+    TextStarted,
+    TextToken,
+    Timing,
+    TokenEvent,
+    TokenText,
+    fold,
+)
+from interlingua.contract.request import GenerationRequest, PreparedRequest, TextPrompt
+from interlingua.service.metrics import DROPPED, Metrics
+from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
+from interlingua.text.detokenize import Detokenizer, Piece, StopMatcher, TokenTable
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Work up to so many characters is done on the event loop, where it takes less than a millisecond; more goes
+# to a thread, and texts that take whole seconds to a thread of their own, so that others never wait behind
+# them.
+_INLINE_CHARS = 2048
+_LONG_CHARS = 262_144
+_STUCK_AFTER = 60.0  # seconds without a finished step, with work pending, after which health says so
+
+
+class State(Enum):
+    LOADING = "loading"
+    READY = "ready"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What one loaded model brings. The engine is started; who made it stops it."""
+
+    name: str  # on every route
+    engine: Engine
+    tokenizer: Tokenizer
+    defaults: ModelDefaults = field(default_factory=ModelDefaults)
+    source: str = ""  # path or hub id, for /info
+
+
+class Service:
+    """Serves one model to many requests at once. All methods run on the event loop.
+
+    It exists before its model: until `attach` it refuses every request as unavailable, and so it does after
+    `begin_stop`, while running requests go on.
+    """
+
+    def __init__(self, limits: Limits | None = None, metrics: Metrics | None = None) -> None:
+        self.limits = limits or Limits()
+        self.metrics = metrics or Metrics()
+        self.metrics.inside = lambda: self._inside
+        self.metrics.stats = lambda: self._model.engine.stats() if self._model else None
+        self._state = State.LOADING
+        self._model: ServedModel | None = None
+        self._preparer: Preparer | None = None
+        self._table: TokenTable | None = None
+        self._inside = 0  # permits taken
+        self._busy_since = 0.0  # when `_inside` last left 0, on the clock of time.monotonic
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        self._long_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-long")
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The served model; None while it loads."""
+        return self._model
+
+    @property
+    def room(self) -> Room:
+        """The limits that hold for the served model. Only after `attach`."""
+        assert self._preparer is not None
+        return self._preparer.room
+
+    @property
+    def inside(self) -> int:
+        """Requests that hold a permit: preparing, waiting and running together."""
+        return self._inside
+
+    def attach(self, model: ServedModel) -> None:
+        """The model is loaded: from now on requests are served (unless the service is stopping already)."""
+        self._table = TokenTable(model.tokenizer)
+        self._preparer = Preparer(model.tokenizer, model.engine.info, self.limits, model.defaults)
+        self._model = model
+        if self._state is State.LOADING:
+            self._state = State.READY
+
+    def begin_stop(self) -> None:
+        """Refuses all new requests; those inside go on."""
+        self._state = State.STOPPING
+
+    async def wait_until_empty(self, seconds: float) -> bool:
+        """Waits until no request is inside, at most `seconds`. Returns whether that came true."""
+        try:
+            await asyncio.wait_for(self._emptied.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends the worker threads. The service cannot be used after it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._long_thread.shutdown(wait=False, cancel_futures=True)
+
+    def ill_health(self) -> str | None:
+        """Why no request can be served now, in words; None = all is well. A full house is no illness."""
+        if self._state is not State.READY or self._model is None:
+            return f"the server is {self._state.value}"
+        engine = self._model.engine
+        if engine.failure is not None:
+            return "the engine has died"
+        stats = engine.stats()
+        if stats.running + stats.waiting > 0:
+            silent = time.monotonic() - max(stats.last_progress, self._busy_since)
+            if silent > _STUCK_AFTER:
+                return f"the engine has made no progress for {silent:.0f} seconds"
+        return None
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    async def answer(self, request: GenerationRequest) -> Answer:
+        """The whole answer of a request. Raises the InterlinguaError that ended it otherwise."""
+        events: list[TextEvent] = []
+        async for batch in self.generate(request):
+            events += batch
+        return fold(events)
+
+    async def generate(
+        self, request: GenerationRequest, arrived: float | None = None
+    ) -> AsyncGenerator[Sequence[TextEvent], None]:
+        """Runs a request. Yields the text events that are there at once, together, in order.
+
+        Never raises a RequestError: a refusal is a FailedEvent too, and the only event. Closing the
+        generator, or cancelling the task that waits for it, aborts the request.
+
+        Args:
+            arrived: when the request came, on the clock of `time.monotonic`; None = now.
+        """
+        timing = Timing(arrived=time.monotonic() if arrived is None else arrived)
+        self.metrics.requests += 1
+        ending: Sequence[TextEvent] = ()
+        summary: Summary | None = None
+        kind = DROPPED  # counted when the consumer goes away first
+        stream: EngineStream | None = None
+        deadline: _Deadline | None = None
+        permit = False
+        try:
+            model, preparer, table = self._admit()
+            permit = True
+            deadline = _Deadline(timing.arrived, request.timeout or self.limits.timeout)
+            prepared, stops = await self._prepare(preparer, request, deadline)
+            timing.queued = time.monotonic()
+            stream = model.engine.generate(prepared)
+            story = _Story(request, prepared, table, stops, timing)
+            while summary is None:
+                with deadline:
+                    event = await anext(stream)
+                batch = story.tell(event)
+                summary = story.summary
+                if summary is not None:
+                    ending = batch
+                elif batch:
+                    yield batch
+        except InterlinguaError as error:
+            kind = error.kind
+            ending = (FailedEvent(error),)
+        except StopAsyncIteration:
+            kind = IncompleteGenerationError.kind
+            ending = (FailedEvent(IncompleteGenerationError("the engine ended the answer too early")),)
+        except Exception:
+            _log.exception("request %s failed inside the server", request.request_id)
+            kind = GenerationError.kind
+            ending = (FailedEvent(GenerationError("the request failed inside the server")),)
+        finally:
+            if deadline is not None:
+                deadline.close()
+            try:
+                if stream is not None:
+                    await stream.aclose()
+            finally:
+                if permit:
+                    self._release()
+                if summary is not None:
+                    self.metrics.succeeded(summary)
+                else:
+                    self.metrics.failed(kind)
+        yield ending
+
+    async def token_spans(self, prompt: TextPrompt) -> Sequence[TokenSpan]:
+        """The prompt's tokens and their places in it, without a permit. Raises RequestError."""
+        preparer, model = self._preparer, self._model
+        if preparer is None or model is None:
+            raise UnavailableError("the model is loading")
+        preparer.check_prompt(prompt)
+        text = prompt.text
+        tokenizer = model.tokenizer
+        return await self._off_loop(len(text), lambda: tokenizer.encode_with_offsets(text))
+
+    # --- steps of a request -------------------------------------------------------------------------------
+
+    def _admit(self) -> tuple[ServedModel, Preparer, TokenTable]:
+        """Takes a permit. Behind the permits nothing queues but the engine's own queue."""
+        if self._state is not State.READY or self._model is None:
+            raise UnavailableError(f"the server is {self._state.value}")
+        if self._model.engine.failure is not None:
+            raise UnavailableError("the engine has died")
+        most = self.limits.max_concurrent_requests
+        if self._inside >= most:
+            raise OverloadedError(f"the server is full: {most} requests are inside, and that is its limit")
+        if self._inside == 0:
+            self._busy_since = time.monotonic()
+            self._emptied.clear()
+        self._inside += 1
+        assert self._preparer is not None and self._table is not None
+        return self._model, self._preparer, self._table
+
+    def _release(self) -> None:
+        self._inside -= 1
+        if self._inside == 0:
+            self._emptied.set()
+
+    async def _prepare(
+        self, preparer: Preparer, request: GenerationRequest, deadline: _Deadline
+    ) -> tuple[PreparedRequest, StopMatcher | None]:
+        preparer.check(request)
+
+        def work() -> tuple[Sequence[int], StopMatcher | None]:
+            return preparer.tokenize(request), StopMatcher(request.stop) if request.stop else None
+
+        chars = _prompt_chars(request) + sum(map(len, request.stop))
+        if chars <= _INLINE_CHARS:
+            ids, stops = work()
+        else:
+            with deadline:
+                ids, stops = await self._off_loop(chars, work)
+        return preparer.finish(request, ids, deadline.at), stops
+
+    async def _off_loop(self, chars: int, work: Callable[[], T]) -> T:
+        if chars <= _INLINE_CHARS:
+            return work()
+        threads = self._threads if chars <= _LONG_CHARS else self._long_thread
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _prompt_chars(request: GenerationRequest) -> int:
+    return len(request.prompt.text) if isinstance(request.prompt, TextPrompt) else 0
+
+
+class _Deadline:
+    """Ends the waits of one request when its time is up. A context manager around each wait, used many times.
+
+    A timer cancels the task that waits, and the wait's end turns that into a RequestTimeoutError. Outside
+    of a wait nothing is interrupted: the consumer's own work between two events is not ours to cancel, and
+    the next wait then fails at once.
+    """
+
+    __slots__ = ("_cancelled", "_others", "_over", "_seconds", "_timer", "_waiting", "at")
+
+    def __init__(self, arrived: float, seconds: float) -> None:
+        self.at = arrived + seconds  # on the clock of time.monotonic
+        self._seconds = seconds
+        self._waiting: asyncio.Task[object] | None = None
+        self._others = 0  # cancellations that the waiting task had seen before
+        self._over = False
+        self._cancelled = False
+        left = max(0.0, self.at - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+
+    def __enter__(self) -> None:
+        if self._over:
+            raise self._error()
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting = task
+        self._others = task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        task = self._waiting
+        self._waiting = None
+        if self._cancelled:
+            self._cancelled = False
+            assert task is not None
+            # More cancellations than ours: the client left at the same moment, and that comes first.
+            if task.uncancel() <= self._others and kind is asyncio.CancelledError:
+                raise self._error() from None
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._over = True
+        if self._waiting is not None:
+            self._cancelled = True
+            self._waiting.cancel()
+
+    def _error(self) -> RequestTimeoutError:
+        return RequestTimeoutError(f"the request's time limit of {self._seconds:g} seconds has passed")
+
+
+class _Story:
+    """Tells one request's engine events as text events."""
+
+    __slots__ = (
+        "_count",
+        "_detokenizer",
+        "_index",
+        "_last_at",
+        "_pending",
+        "_prepared",
+        "_table",
+        "_timing",
+        "summary",
+    )
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        prepared: PreparedRequest,
+        table: TokenTable,
+        stops: StopMatcher | None,
+        timing: Timing,
+    ) -> None:
+        self.summary: Summary | None = None  # set with the last token
+        self._prepared = prepared
+        self._table = table
+        self._timing = timing
+        self._detokenizer = Detokenizer(table, stops, request.stop_mode)
+        self._pending: deque[TokenEvent] = deque()  # tokens whose pieces are held back
+        self._count = 0  # tokens heard
+        self._index = 0  # tokens told
+        self._last_at = timing.arrived  # when the last token told was made
+
+    def tell(self, event: EngineEvent) -> Sequence[TextEvent]:
+        """The text events that `event` makes ready. Raises the error of a FailedEvent."""
+        if isinstance(event, TokenEvent):
+            return self._token(event)
+        if isinstance(event, StartedEvent):
+            self._timing.started = event.started_at
+            return (
+                TextStarted(
+                    len(self._prepared.prompt_ids),
+                    self._prepared.sampling.seed,
+                    self._prefill(event.prompt_logprobs),
+                    self._timing,
+                    event.cached_tokens,
+                ),
+            )
+        if isinstance(event, FailedEvent):
+            raise event.error
+        # Its reason came with the last token, after which nobody listens any more.
+        raise IncompleteGenerationError("the engine ended the answer without a last token")
+
+    def _token(self, event: TokenEvent) -> Sequence[TextEvent]:
+        if self._count == 0:
+            self._timing.first_token = event.at
+        self._count += 1
+        detokenizer = self._detokenizer
+        pieces = detokenizer.push(event.token_id)
+        pending = self._pending
+        pending.append(event)
+        # Length and EOS come before a stop string that ends in the same token, as in TGI; its text is cut
+        # anyway.
+        reason = event.finish_reason
+        if reason is None and detokenizer.stopped:
+            reason = FinishReason.STOP
+        if reason is None:
+            return [self._text_token(pending.popleft(), piece, None) for piece in pieces]
+        pieces += detokenizer.finish()
+        last = pieces.pop()
+        tokens = [self._text_token(pending.popleft(), piece, None) for piece in pieces]
+        self._timing.finished = time.monotonic()
+        self.summary = Summary(
+            detokenizer.text,
+            reason,
+            self._count,
+            len(self._prepared.prompt_ids),
+            self._prepared.sampling.seed,
+            self._timing,
+        )
+        tokens.append(self._text_token(pending.popleft(), last, self.summary))
+        return tokens
+
+    def _text_token(self, event: TokenEvent, piece: Piece, summary: Summary | None) -> TextToken:
+        self._index += 1
+        elapsed = (event.at - self._last_at) * 1000.0
+        self._last_at = event.at
+        top = self._top(event) if event.top else ()
+        return TextToken(
+            self._index, event.token_id, piece.text, event.logprob, piece.special, elapsed, top, summary
+        )
+
+    def _top(self, event: TokenEvent) -> tuple[TokenText, ...]:
+        table = self._table
+        texts = []
+        for token_id, logprob in event.top:
+            piece = table.piece_alone(token_id)
+            texts.append(TokenText(token_id, piece.text, logprob, piece.special))
+        return tuple(texts)
+
+    def _prefill(self, logprobs: tuple[float | None, ...] | None) -> tuple[TokenText, ...] | None:
+        if logprobs is None:
+            return None
+        ids = self._prepared.prompt_ids
+        pieces = self._table.pieces(ids)
+        return tuple(
+            TokenText(token_id, piece.text, logprob, piece.special)
+            for token_id, piece, logprob in zip(ids, pieces, logprobs, strict=True)
+        )
