@@ -15,17 +15,21 @@ from interlingua.contract.errors import (
 )
 
 Statuses = Mapping[str, tuple[int, str]]  # kind of error -> status, error_type
-_FAULT = (500, "generation")  # an error of no request's making
+
+
+def _status(error: InterlinguaError, statuses: Statuses) -> tuple[int, str]:
+    """What is no kind of request error (a cancelled stream, an engine's death) counts as a fault inside."""
+    return statuses.get(error.kind, statuses["request"])
 
 
 def body(error: InterlinguaError, statuses: Statuses) -> bytes:
     """The JSON object alone, as it also stands in a stream's error event."""
     message = error.message.encode("utf-8", "replace").decode()  # foreign text in it may hold lone surrogates
-    return orjson.dumps({"error": message, "error_type": statuses.get(error.kind, _FAULT)[1]})
+    return orjson.dumps({"error": message, "error_type": _status(error, statuses)[1]})
 
 
 def reply(error: InterlinguaError, statuses: Statuses) -> Reply:
-    status = statuses.get(error.kind, _FAULT)[0]
+    status = _status(error, statuses)[0]
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, MethodNotAllowedError):
         headers = (("allow", ", ".join(error.allowed)),)

@@ -30,7 +30,6 @@ def operation(
     *,
     summary: str,
     description: str,
-    tag: str,
     body: Schema,
     answers: Mapping[str, Schema],
     statuses: Statuses,
@@ -59,7 +58,6 @@ def operation(
     result: dict[str, Any] = {
         "summary": summary,
         "description": description,
-        "tags": [tag],
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": responses,
     }

@@ -19,7 +19,7 @@ MiB = 1024 * 1024
 MAX_MEDIA = 20
 MAX_LOCATOR = 4096  # characters of a URL or a path
 _DATA_URI = re.compile(r"data:([a-z]+)/([a-z0-9.+-]+);base64,", re.IGNORECASE)
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # in whole groups of four, which is checked by the length
 _PATH = re.compile(r"(?:file://)?[\w./-]+")
 _URL = re.compile(r"[^\x00-\x20\x7f\\]+")  # parsers disagree about the rest, and attackers live off that
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -130,7 +130,7 @@ class Prompt:
         self._check_base64(kind, source, match.end(), place)
 
     def _check_base64(self, kind: Kind, source: str, start: int, place: str) -> None:
-        if start == len(source) or not _BASE64.fullmatch(source, start):
+        if (len(source) - start) % 4 or not _BASE64.fullmatch(source, start):
             raise Refusal(source, place, f"{_file_words(kind)} or valid base64 data")
         size = (len(source) - start) // 4 * 3 - source[-2:].count("=")
         limit = {"image": self.image_bytes, "audio": self.audio_bytes, "video": self.video_bytes}[kind.kind]

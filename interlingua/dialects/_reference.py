@@ -117,6 +117,9 @@ A model that reads text only refuses media parts. Markdown images in a string st
 """
 
 
+_KINDS = {"request": "fault inside the server", "not_found": "no such route or model"}
+
+
 def page() -> str:
     """The whole page, ending with a newline."""
     settings = DialectSettings(model_name="", vocab_size=0)
@@ -170,7 +173,8 @@ def _errors(statuses: Statuses) -> str:
         "|---|---|---|",
     ]
     rows += [
-        f"| {kind.replace('_', ' ')} | {status} | `{name}` |" for kind, (status, name) in statuses.items()
+        f"| {_KINDS.get(kind, kind.replace('_', ' '))} | {status} | `{name}` |"
+        for kind, (status, name) in statuses.items()
     ]
     return "\n".join(rows) + "\n"
 

@@ -86,7 +86,6 @@ def describe(
         if stream
         else "Generate or stream text",
         description=_DESCRIPTIONS[path],
-        tag="TGI",
         body=root,
         answers=answers,
         statuses=statuses,

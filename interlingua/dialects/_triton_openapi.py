@@ -47,7 +47,6 @@ def describe(
             "Parameters stand in `parameters` or at the top level; `parameters` wins. "
             + ("Events carry new text; the last one holds the details." if stream else "`stream` is ignored.")
         ),
-        tag="Triton",
         body=root,
         answers={"text/event-stream" if stream else "application/json": ANSWER},
         statuses=statuses,

@@ -163,7 +163,7 @@ PARAMETERS = Table.of(
         ),
         Field(
             name="stop",
-            rules=_rules(Stops(items=1024, chars=1024, total=32768), Stops(items=1024)),
+            rules=_rules(Stops(items=1024, chars=1024, total=32768), Stops(items=1024, total=32768)),
             defaults=_default("none"),
             effect="Ends the answer right before one of the strings appears in new text.",
         ),
@@ -171,7 +171,7 @@ PARAMETERS = Table.of(
             name="stop_words",
             rules=_rules(
                 Stops(items=1024, chars=1024, total=32768, empty_is_none=True),
-                Stops(items=1024, empty_is_none=True),
+                Stops(items=1024, total=32768, empty_is_none=True),
             ),
             defaults=_default("none"),
             effect="As stop; with both given, all strings count.",

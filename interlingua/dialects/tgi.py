@@ -24,6 +24,7 @@ from interlingua.dialects._tgi_openapi import describe
 from interlingua.dialects._tgi_table import DEFAULT_TOP_K, HF, INPUTS, MINDIE, PARAMETERS, STREAM
 
 STATUSES: _errors.Statuses = {
+    "request": (500, "generation"),  # a fault inside the server
     "validation": (422, "validation"),
     "payload_too_large": (413, "validation"),
     "unauthorized": (401, "unauthorized"),

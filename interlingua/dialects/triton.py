@@ -21,6 +21,7 @@ from interlingua.dialects._triton_openapi import describe
 from interlingua.dialects._triton_table import COLUMN, ID, PARAMETERS, TEXT_INPUT
 
 STATUSES: _errors.Statuses = {
+    "request": (500, "generation"),  # a fault inside the server
     "validation": (400, "validation"),
     "payload_too_large": (413, "validation"),
     "unauthorized": (401, "unauthorized"),
