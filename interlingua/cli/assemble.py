@@ -1,0 +1,162 @@
+"""Options become the other rooms' own values: settings, limits, files, engine, served model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+from interlingua.cli.options import Options
+from interlingua.cli.progress import Progress
+from interlingua.contract.engine import Engine
+from interlingua.service.prepare import Limits, ModelDefaults
+from interlingua.service.service import ServedModel
+from interlingua.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # `generate` needs no server
+    from interlingua.contract.dialect import DialectSettings
+    from interlingua.hub import ModelFiles
+    from interlingua.server.settings import ServerSettings
+
+T = TypeVar("T")
+
+
+def server_settings(options: Options) -> ServerSettings:
+    from interlingua.server.settings import ServerSettings
+
+    return ServerSettings(
+        host=options.host,
+        port=options.port,
+        api_key=options.api_key,
+        payload_limit=options.payload_limit,
+        max_header_bytes=options.max_header_bytes,
+        max_headers=options.max_headers,
+        header_timeout=options.header_timeout,
+        body_timeout=options.body_timeout,
+        write_timeout=options.write_timeout,
+        keep_alive_timeout=options.keep_alive_timeout,
+        stop_grace=options.stop_grace,
+    )
+
+
+def wire_settings(options: Options) -> DialectSettings:
+    """What the dialects are told; the server adds the loaded model's name and vocabulary."""
+    from interlingua.contract.dialect import DialectSettings
+
+    return DialectSettings(
+        model_name="",
+        vocab_size=0,
+        tgi_profile=cast(Literal["auto", "mindie", "hf"], options.tgi_profile),
+        lenient_ranges=options.lenient_ranges,
+        max_stop_sequences=options.max_stop_sequences,
+        max_best_of=options.max_best_of,
+        max_top_n_tokens=options.max_top_n_tokens,
+        max_json_depth=options.max_json_depth,
+        default_timeout=options.timeout,
+    )
+
+
+def limits(options: Options) -> Limits:
+    return Limits(
+        max_input_token_len=options.max_input_token_len,
+        max_seq_len=options.max_seq_len,
+        max_iter_times=options.max_iter_times,
+        max_concurrent_requests=options.max_concurrent_requests,
+        timeout=options.timeout,
+    )
+
+
+def find(options: Options, progress: Progress) -> ModelFiles:
+    """The model's files, fetched if need be. Raises ModelError."""
+    from interlingua.hub import resolve
+
+    return resolve(
+        options.model,
+        revision=options.revision,
+        token=options.token,
+        cache_dir=None,  # INTERLINGUA_CACHE, which main has set from the options
+        progress=progress.show,
+    )
+
+
+async def load(options: Options, progress: Progress) -> ServedModel:
+    """The model, its engine started. Blocks the event loop nowhere. Raises ModelError."""
+
+    def read() -> tuple[ModelFiles, Tokenizer, Engine]:
+        files = find(options, progress)
+        tokenizer = Tokenizer.load(files)
+        return files, tokenizer, _engine(options, files, tokenizer)
+
+    files, tokenizer, engine = await _in_thread(read)
+    await engine.start()
+    defaults = ModelDefaults() if options.ignore_generation_config else None
+    return ServedModel(
+        name=options.served_model_name or files.name,
+        engine=engine,
+        tokenizer=tokenizer,
+        defaults=defaults or ModelDefaults.from_mapping(files.generation_config),
+        source=str(files.paths[0]),
+    )
+
+
+def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer) -> Engine:
+    if options.engine == "echo":
+        from interlingua.engine.echo import EchoEngine
+
+        return EchoEngine(
+            vocab_size=tokenizer.vocab_size,
+            max_context=_context(files),
+            eos_id=tokenizer.eos_id,
+            max_running=options.max_batch_size,
+        )
+    from interlingua.engine.native.engine import NativeEngine, NativeOptions
+
+    return NativeEngine(
+        files,
+        NativeOptions(
+            threads=options.threads,
+            activations=options.activations,
+            quantize=options.quantize,
+            kv_memory=options.kv_memory,
+            max_batch_tokens=options.max_batch_tokens,
+            max_batch_size=options.max_batch_size,
+            prefix_cache=options.prefix_cache,
+            max_seq_len=options.max_seq_len,
+        ),
+    )
+
+
+def _context(files: ModelFiles) -> int:
+    """The model's context for an engine that reads no weights; 8192 where the files name none."""
+    architecture = files.config.get("general.architecture")
+    value = files.config.get(f"{architecture}.context_length", files.config.get("max_position_embeddings"))
+    return value if isinstance(value, int) and value > 1 else 8192
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Runs `work` in a thread that nobody waits for when the program ends, unlike the event loop's own."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, problem: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if problem is not None:
+            done.set_exception(problem)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result: T | None = None
+        problem: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the program is ending
+            loop.call_soon_threadsafe(finish, result, problem)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await done

@@ -1,0 +1,231 @@
+"""Kinds of option values: how a text (flag, environment) is read, and how a typed value (file) is checked.
+
+Both ways raise ValueError with the problem alone ("must be an integer from 0 to 65535, got '80a'"); the
+caller puts the name of the flag, variable or key in front.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
+
+class Kind(ABC, Generic[T_co]):
+    """A type of option value. Immutable; one instance may serve several options."""
+
+    metavar: str = "VALUE"
+    choices: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def accepts(self) -> str:
+        """What is accepted, in words that follow "must be" ("a number above 0")."""
+
+    @abstractmethod
+    def read(self, text: str) -> T_co:
+        """The value that `text` means. Raises ValueError."""
+
+    @abstractmethod
+    def check(self, value: object) -> T_co:
+        """The value of a key in a file, whose type the file has already decided. Raises ValueError."""
+
+    def show(self, value: object) -> str:
+        """A value as a person would write it."""
+        return str(value)
+
+    def refusal(self, given: object) -> ValueError:
+        return ValueError(f"must be {self.accepts}, got {given!r}")
+
+
+class Text(Kind[str]):
+    """Any text but the empty one."""
+
+    def __init__(self, metavar: str = "TEXT", accepts: str = "a text that is not empty") -> None:
+        self.metavar = metavar
+        self._accepts = accepts
+
+    @property
+    def accepts(self) -> str:
+        return self._accepts
+
+    def read(self, text: str) -> str:
+        if not text:
+            raise self.refusal(text)
+        return text
+
+    def check(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.refusal(value)
+        return self.read(value)
+
+
+class Texts(Kind[tuple[str, ...]]):
+    """Several texts: the flag is repeated, the variable is one text per line, the key is a list."""
+
+    def __init__(self, metavar: str = "TEXT") -> None:
+        self.metavar = metavar
+
+    @property
+    def accepts(self) -> str:
+        return "texts that are not empty"
+
+    def read(self, text: str) -> tuple[str, ...]:
+        return self.check(text.split("\n"))
+
+    def check(self, value: object) -> tuple[str, ...]:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) and item for item in items):
+            raise self.refusal(value)
+        return tuple(items)
+
+
+class Choice(Kind[str]):
+    """One of a few words."""
+
+    metavar = "NAME"
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    @property
+    def accepts(self) -> str:
+        return f"one of {', '.join(self.choices)}"
+
+    def read(self, text: str) -> str:
+        if text not in self.choices:
+            raise self.refusal(text)
+        return text
+
+    def check(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.refusal(value)
+        return self.read(value)
+
+
+class Switch(Kind[bool]):
+    """True or false: a pair of flags `--name` and `--no-name`."""
+
+    @property
+    def accepts(self) -> str:
+        return "true or false"
+
+    def read(self, text: str) -> bool:
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise self.refusal(text)
+
+    def check(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise self.refusal(value)
+        return value
+
+    def show(self, value: object) -> str:
+        return "on" if value else "off"
+
+
+class Integer(Kind[int]):
+    """A whole number in a range; `high` None = no upper end."""
+
+    metavar = "N"
+
+    def __init__(self, low: int, high: int | None = None) -> None:
+        self._low, self._high = low, high
+
+    @property
+    def accepts(self) -> str:
+        if self._high is None:
+            return f"an integer of {self._low} or more"
+        return f"an integer from {self._low} to {self._high}"
+
+    def read(self, text: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,20}", text):
+            raise self.refusal(text)
+        return self._in_range(int(text), text)
+
+    def check(self, value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.refusal(value)
+        return self._in_range(value, value)
+
+    def _in_range(self, number: int, given: object) -> int:
+        if number < self._low or (self._high is not None and number > self._high):
+            raise self.refusal(given)
+        return number
+
+
+class Number(Kind[float]):
+    """A finite number above `above` and up to `most`; `most` None = no upper end."""
+
+    metavar = "X"
+
+    def __init__(self, above: float, most: float | None = None) -> None:
+        self._above, self._most = above, most
+
+    @property
+    def accepts(self) -> str:
+        most = "" if self._most is None else f" and up to {self._most:g}"
+        return f"a number above {self._above:g}{most}"
+
+    def read(self, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise self.refusal(text) from None
+        return self._in_range(number, text)
+
+    def check(self, value: object) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self.refusal(value)
+        return self._in_range(float(value), value)
+
+    def show(self, value: object) -> str:
+        return f"{value:g}"
+
+    def _in_range(self, number: float, given: object) -> float:
+        too_high = self._most is not None and number > self._most
+        if not math.isfinite(number) or number <= self._above or too_high:
+            raise self.refusal(given)
+        return number
+
+
+class Size(Kind[int]):
+    """A count of bytes: `67108864`, `64MiB`, `1.5 GB`."""
+
+    metavar = "SIZE"
+
+    @property
+    def accepts(self) -> str:
+        return "a size above 0 such as 67108864, 64MiB or 1.5GB"
+
+    def read(self, text: str) -> int:
+        match = _SIZE.fullmatch(text.strip())
+        number = int(float(match[1]) * _UNITS[match[2].lower()]) if match and match[2].lower() != "i" else 0
+        if number <= 0:
+            raise self.refusal(text)
+        return number
+
+    def check(self, value: object) -> int:
+        if isinstance(value, str):
+            return self.read(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise self.refusal(value)
+        return value
+
+    def show(self, value: object) -> str:
+        number = int(str(value))
+        for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+            if number % 1024**power == 0:
+                return f"{number // 1024**power}{unit}"
+        return f"{number}B"

@@ -1,0 +1,360 @@
+"""The one table of everything an operator can set.
+
+Each field of `Options` is an option: its name is the key in a configuration file, with dashes the flag
+(`--max-seq-len`), in capitals the environment variable (`INTERLINGUA_MAX_SEQ_LEN`). The parser, the reading
+of variables and files, and docs/configuration.md are made from these rows, so none can drift from another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from interlingua.cli.kinds import Choice, Integer, Kind, Number, Size, Switch, Text, Texts
+
+ENV_PREFIX = "INTERLINGUA_"
+CONFIG_ENV = ENV_PREFIX + "CONFIG"  # names the file itself, so it is no row of the table
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+T = TypeVar("T")
+
+
+class Group(Enum):
+    """A heading of the help and of docs/configuration.md, with one sentence about it."""
+
+    MODEL = ("Model", "What is loaded, from where, and what it is called on the routes.")
+    ENGINE = ("Engine", "Which engine runs it and with what numerics.")
+    MEMORY = ("Memory and batching", "How much the native engine takes on at once.")
+    LIMITS = ("Limits", "What one request may ask for, by the names of the API documents in snake case.")
+    WIRE = ("Wire", "Where the dialects leave a choice.")
+    SERVER = ("Server", "The socket and what is around it.")
+    SAMPLING = ("Generation", "How `interlingua generate` chooses tokens.")
+
+    @property
+    def title(self) -> str:
+        return self.value[0]
+
+    @property
+    def sentence(self) -> str:
+        return self.value[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A row of the table. `default_text` says what an absent value (None) means."""
+
+    name: str
+    kind: Kind[object]
+    default: object
+    default_text: str
+    help: str
+    group: Group
+    commands: tuple[str, ...]
+    positional: bool
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def metavar(self) -> str:
+        return self.name.upper() if self.positional else self.kind.metavar
+
+
+_SERVE = ("serve",)
+_RUN = ("serve", "generate")  # the commands that load a model
+_CPU = ("serve", "generate", "info")
+_HUB = ("serve", "generate", "pull")
+_ALL = ("serve", "generate", "pull", "info")
+
+
+def _option(
+    kind: Kind[T],
+    default: T,
+    group: Group,
+    help: str,
+    *,
+    absent: str = "",
+    commands: tuple[str, ...] = _SERVE,
+    positional: bool = False,
+    secret: bool = False,
+) -> T:
+    """A field of `Options` that carries its row. `absent` says in words what the default None means."""
+    row = {
+        "kind": kind,
+        "default_text": absent if default is None else kind.show(default),
+        "help": help,
+        "group": group,
+        "commands": commands,
+        "positional": positional,
+        "secret": secret,
+    }
+    return dataclasses.field(default=default, metadata={"row": row})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every option with its value. Made by `settings.resolve`; the defaults are here."""
+
+    model: str = _option(
+        Text("MODEL"),
+        DEFAULT_MODEL,
+        Group.MODEL,
+        "a known name (see `interlingua info`), a GGUF file, a folder of safetensors, or a Hugging Face id",
+        positional=True,
+    )
+    served_model_name: str | None = _option(
+        Text("NAME"),
+        None,
+        Group.MODEL,
+        "the model's name on every route",
+        absent="the name, or the last part of the path",
+    )
+    revision: str | None = _option(
+        Text("REV"),
+        None,
+        Group.MODEL,
+        "branch, tag or commit of a Hugging Face id",
+        absent="main",
+        commands=_HUB,
+    )
+    token: str | None = _option(
+        Text("TOKEN"),
+        None,
+        Group.MODEL,
+        "access token for gated Hugging Face models; as a variable it is not seen by others, as a flag it is",
+        absent="HF_TOKEN, or none",
+        commands=_HUB,
+        secret=True,
+    )
+    cache: str | None = _option(
+        Text("FOLDER"),
+        None,
+        Group.MODEL,
+        "where fetched models are kept",
+        absent="~/.cache/interlingua",
+        commands=_ALL,
+    )
+
+    engine: str = _option(
+        Choice("native", "echo"),
+        "native",
+        Group.ENGINE,
+        "`native` runs the model on this CPU; `echo` loads the tokenizer alone and answers every prompt with "
+        "the prompt's own tokens, for trying clients",
+        commands=_RUN,
+    )
+    threads: int = _option(
+        Integer(0, 1024),
+        0,
+        Group.ENGINE,
+        "threads for the kernels; 0 = every core of this process",
+        commands=_CPU,
+    )
+    isa: str | None = _option(
+        Choice("scalar", "avx2", "avx512", "amx"),
+        None,
+        Group.ENGINE,
+        "force a tier of kernels; refused at start if this CPU or this build lacks it",
+        absent="the best that the CPU has",
+        commands=_CPU,
+    )
+    activations: str = _option(
+        Choice("int8", "int16", "bf16"),
+        "int8",
+        Group.ENGINE,
+        "numerics of the products with 4-bit and 8-bit weights: one int8 term, two int8 terms, or bfloat16",
+        commands=_RUN,
+    )
+    quantize: str = _option(
+        Choice("auto", "none", "int8", "int4"),
+        "auto",
+        Group.ENGINE,
+        "weights of safetensors models; a GGUF's own quantisation is kept as it is",
+        commands=_RUN,
+    )
+
+    kv_memory: int | None = _option(
+        Size(),
+        None,
+        Group.MEMORY,
+        "memory for the KV cache",
+        absent="a share of the free memory, at least one full context",
+        commands=_RUN,
+    )
+    max_batch_tokens: int = _option(
+        Integer(16, 1_048_576), 512, Group.MEMORY, "tokens computed in one step, prompts and answers together"
+    )
+    max_batch_size: int = _option(Integer(1, 4096), 128, Group.MEMORY, "requests that run at the same time")
+    prefix_cache: bool = _option(
+        Switch(),
+        True,
+        Group.MEMORY,
+        "keep the KV of finished prompts and reuse it when a prompt begins the same",
+    )
+
+    max_seq_len: int | None = _option(
+        Integer(2, 2**31 - 1),
+        None,
+        Group.LIMITS,
+        "prompt and output tokens of one request together",
+        absent="the model's context",
+        commands=_RUN,
+    )
+    max_input_token_len: int | None = _option(
+        Integer(1, 2**31 - 1), None, Group.LIMITS, "prompt tokens of one request", absent="max_seq_len - 1"
+    )
+    max_iter_times: int | None = _option(
+        Integer(1, 2**31 - 1),
+        None,
+        Group.LIMITS,
+        "output tokens of one request",
+        absent="no limit of its own",
+    )
+    max_concurrent_requests: int = _option(
+        Integer(1, 1_000_000),
+        512,
+        Group.LIMITS,
+        "requests inside, running and waiting; one more gets 429 at once",
+    )
+    max_stop_sequences: int = _option(Integer(0, 1024), 4, Group.LIMITS, "stop sequences on TGI's root route")
+    max_best_of: int = _option(Integer(1, 128), 2, Group.LIMITS, "the highest `best_of`")
+    max_top_n_tokens: int = _option(Integer(0, 1024), 5, Group.LIMITS, "the highest `top_n_tokens`")
+    payload_limit: int = _option(
+        Size(), 40 * 1024**2, Group.LIMITS, "bytes of a request's body; more gets 413"
+    )
+    max_json_depth: int = _option(Integer(2, 1000), 64, Group.LIMITS, "how deep a body may be nested")
+    timeout: float = _option(
+        Number(0, 86_400),
+        600.0,
+        Group.LIMITS,
+        "seconds after which a request that names no timeout ends with 504",
+    )
+
+    tgi_profile: str = _option(
+        Choice("auto", "mindie", "hf"),
+        "auto",
+        Group.WIRE,
+        "rules for TGI's parameters: `mindie` (those of /generate), `hf` (those of /) or `auto` (by route)",
+    )
+    lenient_ranges: bool = _option(
+        Switch(),
+        False,
+        Group.WIRE,
+        "take every value that the real servers take although the documents refuse it",
+    )
+    ignore_generation_config: bool = _option(
+        Switch(), False, Group.WIRE, "do not take sampling defaults from the model's generation_config.json"
+    )
+
+    host: str = _option(
+        Text("HOST"), "127.0.0.1", Group.SERVER, "the address to listen on; 0.0.0.0 = every one"
+    )
+    port: int = _option(Integer(0, 65_535), 8080, Group.SERVER, "the port to listen on; 0 = any free one")
+    api_key: str | None = _option(
+        Text("KEY"),
+        None,
+        Group.SERVER,
+        "ask every generation request for `Authorization: Bearer KEY`",
+        absent="none asked for",
+        secret=True,
+    )
+    max_header_bytes: int = _option(
+        Size(), 64 * 1024, Group.SERVER, "bytes of a request's line and headers together; more gets 431"
+    )
+    max_headers: int = _option(Integer(1, 10_000), 100, Group.SERVER, "headers of a request; more get 431")
+    header_timeout: float = _option(
+        Number(0, 86_400), 10.0, Group.SERVER, "seconds for a request's headers to arrive"
+    )
+    body_timeout: float = _option(
+        Number(0, 86_400), 30.0, Group.SERVER, "seconds without a byte of a request's body arriving"
+    )
+    write_timeout: float = _option(
+        Number(0, 86_400), 30.0, Group.SERVER, "seconds without the client taking a byte of its answer"
+    )
+    keep_alive_timeout: float = _option(
+        Number(0, 86_400), 75.0, Group.SERVER, "seconds that a connection may idle between two requests"
+    )
+    stop_grace: float = _option(
+        Number(0, 86_400), 90.0, Group.SERVER, "seconds for running requests to end after SIGINT or SIGTERM"
+    )
+    log_level: str = _option(
+        Choice("debug", "info", "warning", "error"),
+        "info",
+        Group.SERVER,
+        "the least serious message that is printed",
+    )
+
+    max_new_tokens: int | None = _option(
+        Integer(1, 2**31 - 1),
+        None,
+        Group.SAMPLING,
+        "stop after this many tokens",
+        absent="the room that is left",
+        commands=("generate",),
+    )
+    temperature: float | None = _option(
+        Number(0), None, Group.SAMPLING, "divide the logits by this", absent="greedy", commands=("generate",)
+    )
+    top_k: int | None = _option(
+        Integer(1, 2**31 - 1),
+        None,
+        Group.SAMPLING,
+        "keep the k best tokens",
+        absent="all",
+        commands=("generate",),
+    )
+    top_p: float | None = _option(
+        Number(0, 1),
+        None,
+        Group.SAMPLING,
+        "keep the best tokens that together reach this probability",
+        absent="all",
+        commands=("generate",),
+    )
+    typical_p: float | None = _option(
+        Number(0, 1),
+        None,
+        Group.SAMPLING,
+        "keep the most typical tokens that together reach this probability",
+        absent="all",
+        commands=("generate",),
+    )
+    seed: int | None = _option(
+        Integer(0, 2**64 - 1),
+        None,
+        Group.SAMPLING,
+        "the same seed gives the same answer; this and the four options above it switch sampling on",
+        absent="drawn",
+        commands=("generate",),
+    )
+    repetition_penalty: float | None = _option(
+        Number(0),
+        None,
+        Group.SAMPLING,
+        "weaken tokens that were there before (above 1) or strengthen them (below 1)",
+        absent="none",
+        commands=("generate",),
+    )
+    stop: tuple[str, ...] = _option(
+        Texts(),
+        (),
+        Group.SAMPLING,
+        "end before this text; may be given several times",
+        commands=("generate",),
+    )
+
+
+def _row(field: dataclasses.Field[Any]) -> Option:
+    return Option(name=field.name, default=field.default, **field.metadata["row"])
+
+
+OPTIONS: tuple[Option, ...] = tuple(_row(field) for field in dataclasses.fields(Options))
+BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}

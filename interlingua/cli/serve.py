@@ -1,0 +1,42 @@
+"""`interlingua serve`: a model behind every dialect, until SIGINT or SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from interlingua.cli import assemble
+from interlingua.cli.options import Options
+from interlingua.cli.progress import Progress
+from interlingua.server.app import build_app
+from interlingua.server.routes import discover
+from interlingua.server.run import run as run_server
+from interlingua.service.service import ServedModel, Service
+
+
+def run(options: Options) -> int:
+    begun = time.monotonic()
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    service = Service(assemble.limits(options))
+    app = build_app(service, discover(), assemble.server_settings(options), assemble.wire_settings(options))
+    progress = Progress()
+
+    async def load() -> ServedModel:
+        with progress:
+            return await assemble.load(options, progress)
+
+    def ready(url: str) -> None:
+        model = service.model
+        assert model is not None
+        engine = model.engine.info
+        seconds = time.monotonic() - begun
+        print(
+            f"Ready in {seconds:.1f} s: {model.name}, engine {engine.name} ({engine.description}), "
+            f"at {url}, API page {url}/docs",
+            flush=True,
+        )
+
+    run_server(app, load, ready)
+    return 0

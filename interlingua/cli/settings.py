@@ -1,0 +1,133 @@
+"""From flags, environment, file and defaults to one `Options`: the first that names an option wins."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from interlingua.cli import vendor
+from interlingua.cli.options import BY_NAME, CONFIG_ENV, ENV_PREFIX, OPTIONS, Options
+
+# Kubernetes sets these in every pod beside a service called "interlingua"; they are not ours.
+_SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
+
+
+class UsageError(Exception):
+    """The operator's words are wrong. The message is one line; the exit code is 2."""
+
+
+class Notes(list[str]):
+    """Lines about harmless oddities (a foreign key that was ignored), to be printed before the start."""
+
+
+def resolve(
+    flags: Mapping[str, object], environ: Mapping[str, str], config: str | None, notes: Notes
+) -> Options:
+    """The value of every option: flag, else environment, else file, else default.
+
+    Args:
+        flags: options given on the command line, read and checked already.
+        config: the file named by `--config`; None = the one in `INTERLINGUA_CONFIG`, if any.
+
+    Raises:
+        UsageError: an unknown name or a wrong value, with where it stands.
+    """
+    from_environment = read_environment(environ, notes)
+    path = config or environ.get(CONFIG_ENV)
+    from_file = read_file(Path(path), notes) if path else {}
+    values: dict[str, Any] = {**from_file, **from_environment, **flags}
+    return Options(**values)
+
+
+def read_environment(environ: Mapping[str, str], notes: Notes) -> dict[str, object]:
+    """The options among the variables; an empty variable counts as absent."""
+    by_env = {option.env: option for option in OPTIONS}
+    values: dict[str, object] = {}
+    for name, text in environ.items():
+        if not name.startswith(ENV_PREFIX) or name == CONFIG_ENV or not text:
+            continue
+        if _SERVICE_LINK.fullmatch(name) or text.startswith("tcp://"):
+            notes.append(f"{name} looks like a Kubernetes service link and is ignored")
+            continue
+        option = by_env.get(name)
+        if option is None:
+            raise UsageError(
+                f"unknown environment variable {name}{_did_you_mean(name, [*by_env, CONFIG_ENV])}"
+            )
+        try:
+            values[option.name] = option.kind.read(text)
+        except ValueError as problem:
+            raise UsageError(f"{name} {_without_secret(str(problem), option.secret)}") from None
+    return values
+
+
+def read_file(path: Path, notes: Notes) -> dict[str, object]:
+    """The options in a configuration file: our YAML, or the vendor's JSON (told apart by `BackendConfig`)."""
+    document = _load(path)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: must be a mapping of options, got {type(document).__name__}")
+    if "BackendConfig" in document or "ServerConfig" in document:
+        translated = vendor.translate(document)
+        if translated.ignored:
+            notes.append(
+                f"{path}: ignored keys of the vendor's configuration: {', '.join(translated.ignored)}"
+            )
+        return _checked(path, translated.values, translated.sources)
+    return _checked(path, document, {})
+
+
+def _load(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as problem:
+        raise UsageError(f"{path}: cannot be read ({problem.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: is not UTF-8 text") from None
+    if text.lstrip().startswith("{"):
+        import json
+
+        try:
+            return json.loads(text)
+        except ValueError:
+            pass  # a YAML mapping in braces, or broken: YAML's message names line and column
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark
+        where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise UsageError(f"{path}:{where} {problem.problem or 'is not YAML'}") from None
+    except (yaml.YAMLError, RecursionError):
+        raise UsageError(f"{path}: is not YAML") from None
+
+
+def _checked(path: Path, document: Mapping[Any, Any], sources: Mapping[str, str]) -> dict[str, object]:
+    """`document` as options; null = absent. `sources` gives the name that the file itself uses."""
+    values: dict[str, object] = {}
+    for key, value in document.items():
+        option = BY_NAME.get(key) if isinstance(key, str) else None
+        if option is None:
+            raise UsageError(f"{path}: unknown key `{key}`{_did_you_mean(str(key), BY_NAME)}")
+        if value is None:
+            continue
+        try:
+            values[key] = option.kind.check(value)
+        except ValueError as problem:
+            name = sources.get(key, key)
+            raise UsageError(f"{path}: `{name}` {_without_secret(str(problem), option.secret)}") from None
+    return values
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _without_secret(problem: str, secret: bool) -> str:
+    return problem.partition(", got ")[0] if secret else problem
