@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from interlingua import __version__
 from interlingua.cli.kinds import Switch, Texts
 from interlingua.cli.options import BY_NAME, CONFIG_ENV, DEFAULT_MODEL, OPTIONS, Group, Option
-from interlingua.cli.settings import UsageError
+from interlingua.cli.settings import UsageError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": (
@@ -46,6 +45,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.dest == "command" and value not in COMMANDS:
+            raise UsageError(f"unknown command {value!r}{did_you_mean(value, COMMANDS)}")
+        super()._check_value(action, value)
+
 
 class _Formatter(argparse.HelpFormatter):
     """As wide as the terminal; a switch is shown once, as `--[no-]name`."""
@@ -70,12 +74,14 @@ def parse(argv: Sequence[str]) -> tuple[str, str | None, dict[str, Any]]:
     namespace, extra = parser.parse_known_args(argv)
     values = vars(namespace)
     command = values.pop("command")
+    if extra:
+        raise UsageError(_unknown(extra[0], flags.get(command, ("--help", "--version"))))
     if command is None:
         parser.print_help()
         parser.exit(0)
-    if extra:
-        raise UsageError(_unknown(extra[0], flags[command]))
-    return command, values.pop("config", None), values
+    config = values.pop("config", None)
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return command, config, values
 
 
 def build() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
@@ -170,9 +176,8 @@ def _reader(option: Option) -> Callable[[str], object]:
     return read
 
 
-def _unknown(argument: str, flags: list[str]) -> str:
+def _unknown(argument: str, flags: Iterable[str]) -> str:
     if not argument.startswith("-"):
         return f"unexpected argument {argument!r}"
     flag = argument.partition("=")[0]
-    close = difflib.get_close_matches(flag, flags, n=1, cutoff=0.6)
-    return f"unknown option {flag}" + (f"; did you mean {close[0]}?" if close else "")
+    return f"unknown option {flag}{did_you_mean(flag, flags)}"

@@ -16,9 +16,7 @@ from interlingua.service.service import ServedModel, Service
 
 def run(options: Options) -> int:
     begun = time.monotonic()
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    _set_up_logging(options.log_level)
     service = Service(assemble.limits(options))
     app = build_app(service, discover(), assemble.server_settings(options), assemble.wire_settings(options))
     progress = Progress()
@@ -40,3 +38,12 @@ def run(options: Options) -> int:
 
     run_server(app, load, ready)
     return 0
+
+
+def _set_up_logging(level: str) -> None:
+    """Our own messages from `level` on; those of libraries are news only when they are bad, or when debugging."""
+    logging.basicConfig(
+        level=logging.DEBUG if level == "debug" else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    logging.getLogger("interlingua").setLevel(level.upper())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -54,9 +55,9 @@ def read_environment(environ: Mapping[str, str], notes: Notes) -> dict[str, obje
             continue
         option = by_env.get(name)
         if option is None:
-            raise UsageError(
-                f"unknown environment variable {name}{_did_you_mean(name, [*by_env, CONFIG_ENV])}"
-            )
+            known = [other.removeprefix(ENV_PREFIX) for other in (*by_env, CONFIG_ENV)]
+            guess = did_you_mean(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)
+            raise UsageError(f"unknown environment variable {name}{guess}")
         try:
             values[option.name] = option.kind.read(text)
         except ValueError as problem:
@@ -89,22 +90,30 @@ def _load(path: Path) -> Any:
     except UnicodeDecodeError:
         raise UsageError(f"{path}: is not UTF-8 text") from None
     if text.lstrip().startswith("{"):
-        import json
-
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # a YAML mapping in braces, or broken: YAML's message names line and column
-    import yaml
+    import yaml  # late: most starts read no file
 
     try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if isinstance(root, yaml.MappingNode):
+            _refuse_twins(path, [key.value for key, _ in root.value])
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
         raise UsageError(f"{path}:{where} {problem.problem or 'is not YAML'}") from None
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that does not exist
         raise UsageError(f"{path}: is not YAML") from None
+
+
+def _refuse_twins(path: Path, keys: list[Any]) -> None:
+    """YAML would silently let the last of two equal keys win."""
+    for key in keys:
+        if isinstance(key, str) and keys.count(key) > 1:
+            raise UsageError(f"{path}: `{key}` stands there twice")
 
 
 def _checked(path: Path, document: Mapping[Any, Any], sources: Mapping[str, str]) -> dict[str, object]:
@@ -113,7 +122,7 @@ def _checked(path: Path, document: Mapping[Any, Any], sources: Mapping[str, str]
     for key, value in document.items():
         option = BY_NAME.get(key) if isinstance(key, str) else None
         if option is None:
-            raise UsageError(f"{path}: unknown key `{key}`{_did_you_mean(str(key), BY_NAME)}")
+            raise UsageError(f"{path}: unknown key `{key}`{did_you_mean(str(key), BY_NAME)}")
         if value is None:
             continue
         try:
@@ -124,9 +133,10 @@ def _checked(path: Path, document: Mapping[Any, Any], sources: Mapping[str, str]
     return values
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a message about an unknown `name`: "; did you mean ...?", or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _without_secret(problem: str, secret: bool) -> str:

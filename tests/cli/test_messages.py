@@ -1,0 +1,120 @@
+"""The program as an operator meets it: exit codes, one line for each mistake, help that starts at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from interlingua import __version__
+from interlingua.cli.options import OPTIONS
+from interlingua.cli.parser import COMMANDS
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("INTERLINGUA_")}
+    cache = {name: os.environ[name] for name in ("INTERLINGUA_CACHE",) if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-m", "interlingua.cli.main", *arguments],
+        env={**inherited, **cache, "COLUMNS": "100", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refusal."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("interlingua: ")
+    return lines[0].removeprefix("interlingua: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "--prot", "1"], "unknown option --prot; did you mean --port?"),
+        (["serve", "--por=1"], "unknown option --por; did you mean --port?"),
+        (["serve", "--xyzzy"], "unknown option --xyzzy"),
+        (["serve", "one", "two"], "unexpected argument 'two'"),
+        (["serve", "--port", "x"], "--port: must be an integer from 0 to 65535, got 'x'"),
+        (["serve", "--port"], "--port: expected one argument"),
+        (["serve", "--engine", "gpu"], "--engine: must be one of native, echo, got 'gpu'"),
+        (["serve", ""], "MODEL: must be a text that is not empty, got ''"),
+        (["generate", "model"], "the following arguments are required: PROMPT"),
+        (["pull"], "the following arguments are required: NAME"),
+        (["serv"], "unknown command 'serv'; did you mean serve?"),
+        (["--verbose"], "unknown option --verbose; did you mean --version?"),
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], message: str) -> None:
+    assert refused(run(*arguments)) == message
+
+
+def test_a_wrong_variable_and_a_wrong_file(tmp_path: Path) -> None:
+    assert "INTERLINGUA_PROT" in refused(run("info", INTERLINGUA_PROT="1"))
+    path = tmp_path / "options.yaml"
+    path.write_text("prot: 1\n")
+    assert "did you mean port?" in refused(run("info", "--config", str(path)))
+    assert "No such file" in refused(run("serve", "--config", str(tmp_path / "none")))
+
+
+def test_a_secret_stays_out_of_the_refusal() -> None:
+    assert "hush" not in refused(run("serve", "--api-key", "", INTERLINGUA_TOKEN="hush"))
+
+
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(run("serve", "--engine", "echo", "--port", str(port)))
+    assert line == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_model_that_is_no_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    for content in (b"", b"GGUF", b"PK\x03\x04 something else"):
+        path.write_bytes(content)
+        assert str(path) in refused(run("serve", str(path), "--port", "0"))
+
+
+def test_model_that_is_not_there(tmp_path: Path) -> None:
+    assert "none.gguf" in refused(run("serve", str(tmp_path / "none.gguf"), "--port", "0"))
+    (tmp_path / "empty").mkdir()
+    assert "empty" in refused(run("generate", str(tmp_path / "empty"), "hello"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_names_every_option_with_its_variable_and_default(command: str) -> None:
+    result = run(command, "--help")
+    assert result.returncode == 0 and result.stderr == ""
+    words = " ".join(result.stdout.split())
+    for option in OPTIONS:
+        listed = f"[env: {option.env}]" in words
+        assert listed == (command in option.commands), option.name
+        if listed and option.default_text:
+            assert f"[default: {option.default_text}]" in words
+
+
+def test_help_without_a_command_and_version() -> None:
+    assert "serve" in run().stdout and run().returncode == 0
+    assert run("--version").stdout == f"interlingua {__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from interlingua.cli.main import main\n"
+        "try: main(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'fastapi', 'pydantic', 'yaml', 'rich', 'asyncio', 'tokenizers'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,76 @@
+"""The vendor server's configuration file, taken as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlingua.cli.options import BY_NAME
+from interlingua.cli.settings import Notes, UsageError, resolve
+from interlingua.cli.vendor import KEYS
+
+CONFIG: dict[str, Any] = {
+    "Version": "1.0.0",
+    "ServerConfig": {
+        "ipAddress": "127.0.0.1",
+        "managementIpAddress": "127.0.0.2",
+        "port": 1025,
+        "maxLinkNum": 1000,
+        "httpsEnabled": False,
+        "fullTextEnabled": False,
+    },
+    "BackendConfig": {
+        "backendName": "mindieservice_llm_engine",
+        "npuDeviceIds": [[0, 1, 2, 3]],
+        "ModelDeployConfig": {
+            "maxSeqLen": 2560,
+            "maxInputTokenLen": 2048,
+            "truncation": False,
+            "ModelConfig": [
+                {"modelName": "llama_65b", "modelWeightPath": "/data/llama", "worldSize": 4, "npuMemSize": -1}
+            ],
+        },
+        "ScheduleConfig": {"maxPrefillTokens": 8192, "maxIterTimes": 512, "maxBatchSize": 200},
+    },
+}
+
+
+def write(tmp_path: Path, config: Any) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_known_keys_become_options_and_others_are_listed_once(tmp_path: Path) -> None:
+    notes = Notes()
+    options = resolve({}, {}, write(tmp_path, CONFIG), notes)
+    assert (options.host, options.port, options.max_concurrent_requests) == ("127.0.0.1", 1025, 1000)
+    assert (options.max_seq_len, options.max_input_token_len, options.max_iter_times) == (2560, 2048, 512)
+    assert (options.served_model_name, options.model) == ("llama_65b", "/data/llama")
+    assert (options.max_batch_size, options.max_batch_tokens) == (200, 8192)
+    assert len(notes) == 1
+    for key in ("Version", "ServerConfig.fullTextEnabled", "BackendConfig.npuDeviceIds"):
+        assert key in notes[0]
+    assert "maxSeqLen" not in notes[0]
+
+
+def test_wrong_value_is_named_as_the_file_names_it(tmp_path: Path) -> None:
+    config = json.loads(json.dumps(CONFIG))
+    config["BackendConfig"]["ModelDeployConfig"]["maxSeqLen"] = "long"
+    with pytest.raises(UsageError, match=r"`BackendConfig\.ModelDeployConfig\.maxSeqLen` must be an integer"):
+        resolve({}, {}, write(tmp_path, config), Notes())
+
+
+def test_command_line_wins_over_it(tmp_path: Path) -> None:
+    assert resolve({"port": 9}, {}, write(tmp_path, CONFIG), Notes()).port == 9
+
+
+def test_it_maps_to_options_that_exist() -> None:
+    assert set(KEYS.values()) <= set(BY_NAME)
+
+
+def test_json_with_our_own_keys(tmp_path: Path) -> None:
+    assert resolve({}, {}, write(tmp_path, {"port": 7}), Notes()).port == 7
