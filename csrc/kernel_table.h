@@ -65,7 +65,7 @@ struct AttentionArgs {
   int64_t q_stride;
   float* out;
   int64_t out_stride;
-  const uint16_t* kv;           // this layer's pool: [blocks][kv_heads][K: 32*head_dim, V: 32*head_dim] bf16
+  const uint16_t* kv;           // this layer's pool, fp16: [blocks][kv_heads][K: [2][head_dim][16], V: [32][head_dim]]
   const int32_t* block_table;   // of the sequence
   int32_t position;             // absolute position of row 0
   int32_t kv_heads, head_dim;
@@ -95,6 +95,9 @@ struct KernelTable {
 
   // Rotates pairs (i, i + rotary/2) of each head in place: x[heads][head_dim], cos/sin [rotary/2].
   void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin);
+
+  // Rounds one head's key and value to fp16 (saturating) into place `p` of a KV block.
+  void (*store_kv)(const float* key, const float* value, int32_t head_dim, int32_t p, uint16_t* keys, uint16_t* values);
 
   VocabStats (*vocab_stats)(const float* x, int32_t n);
 

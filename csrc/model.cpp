@@ -463,12 +463,7 @@ void Model::run_rope_store(const Op& op, const StepInput& input) {
       for (int32_t h = 0; h < kv_heads_; h++, k += dim, v += dim) {
         uint16_t* keys = pool + (int64_t(block) * kv_heads_ + h) * 2 * kKvBlock * dim;
         uint16_t* values = keys + int64_t(kKvBlock) * dim;
-        uint16_t* key = keys + int64_t(p / kLanes) * kLanes * dim + p % kLanes * 2;
-        uint16_t* value = values + int64_t(p / 2) * 2 * dim + p % 2;
-        for (int32_t d = 0; d < dim; d++) {
-          key[d / 2 * 32 + d % 2] = float_to_bf16(k[d]);
-          value[d * 2] = float_to_bf16(v[d]);
-        }
+        kernels_->store_kv(k, v, dim, p, keys, values);
       }
     }
   });

@@ -90,7 +90,7 @@ std::vector<std::string> kernel_names() {
   return names;
 }
 
-// One KV block of one layer as raw bf16, for tests of bit equality.
+// One KV block of one layer as raw fp16, for tests of bit equality.
 nb::ndarray<nb::numpy, const uint16_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
   expect(layer >= 0 && layer < model.kv_layers() && block >= 0 && block < model.kv_blocks(), "no such KV block");
   const size_t size = model.kv_block_values();

@@ -57,6 +57,21 @@ inline void pair_chunk(F (&acc)[R], const uint16_t* b, int64_t pair_stride, cons
   for (int r = 0; r < R; r++) acc[r] = add(acc[r], add(even[r], odd[r]));
 }
 
+// The same sum over fp16 rows of 16 lanes, `stride` values apart: 32 inputs, even and odd ones in chains of their own.
+template <int R>
+inline void half_chunk(F (&acc)[R], const uint16_t* b, int64_t stride, const float* a, int64_t a_stride) {
+  F even[R], odd[R];
+  for (int r = 0; r < R; r++) even[r] = odd[r] = splat(0.0f);
+  for (int i = 0; i < kGroup; i += 2) {
+    const F be = load_half(b + i * stride), bo = load_half(b + (i + 1) * stride);
+    for (int r = 0; r < R; r++) {
+      even[r] = fma(be, splat(a[r * a_stride + i]), even[r]);
+      odd[r] = fma(bo, splat(a[r * a_stride + i + 1]), odd[r]);
+    }
+  }
+  for (int r = 0; r < R; r++) acc[r] = add(acc[r], add(even[r], odd[r]));
+}
+
 // --- linear --------------------------------------------------------------------------------------------------------------
 // y of one 16-block for R rows, into tile[r][16].
 template <int R>
@@ -295,7 +310,7 @@ void prepare(const float* x, int32_t k, const float* norm, float eps, const Acti
 
 // --- attention -------------------------------------------------------------------------------------------------------------
 // One numerics for decode, prefill chunks and recomputation: positions are cut into absolute blocks of 256; each block's
-// (max, sum, out) is computed alone from zero and merged in ascending order. Scores and outputs use pair_chunk.
+// (max, sum, out) is computed alone from zero and merged in ascending order. Scores and outputs use half_chunk.
 constexpr int kMaxHeadDim = 256;
 constexpr int kQueryTile = 6;
 constexpr float kMasked = -1e30f;
@@ -340,7 +355,7 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
         F acc[Q];
         for (int r = 0; r < Q; r++) acc[r] = splat(0.0f);
         for (int32_t d = 0; d < dim; d += kGroup)
-          pair_chunk<Q>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, 2 * kLanes, &queries[0][d],
+          half_chunk<Q>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes, &queries[0][d],
                         kMaxHeadDim);
         for (int r = 0; r < Q; r++) store(&scores[r][b * kKvBlock + half * kLanes], acc[r]);
       }
@@ -380,7 +395,7 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
       for (int32_t b = skip; b < blocks; b++) {
         const uint16_t* values =
             args.kv + (int64_t(table[b]) * args.kv_heads + kv_head) * head_size + int64_t(kKvBlock) * dim;
-        pair_chunk<Q>(acc, values + 2 * d, 2 * dim, &scores[0][b * kKvBlock], kAttentionBlock);
+        half_chunk<Q>(acc, values + d, dim, &scores[0][b * kKvBlock], kAttentionBlock);
       }
       for (int r = 0; r < Q; r++) {
         const F out = load(state[r].out + d);
@@ -415,6 +430,17 @@ void rope(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float
       x[i] = a * cos[i] - b * sin[i];
       x[i + half] = b * cos[i] + a * sin[i];
     }
+  }
+}
+
+void store_kv(const float* key, const float* value, int32_t head_dim, int32_t p, uint16_t* keys, uint16_t* values) {
+  const F most = splat(65504.0f), least = splat(-65504.0f);
+  alignas(64) uint16_t half[kLanes];
+  uint16_t* column = keys + int64_t(p / kLanes) * kLanes * head_dim + p % kLanes;
+  for (int32_t d = 0; d < head_dim; d += kLanes) {
+    store_half(half, fmax(fmin(load(key + d), most), least));
+    for (int i = 0; i < kLanes; i++) column[(d + i) * kLanes] = half[i];
+    store_half(values + int64_t(p) * head_dim + d, fmax(fmin(load(value + d), most), least));
   }
 }
 

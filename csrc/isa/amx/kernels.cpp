@@ -159,7 +159,7 @@ void linear(const LinearArgs& args, int32_t begin, int32_t end) {
   _tile_release();
 }
 
-constexpr KernelTable kTable{"amx", linear, prepare, attention, rope, vocab_stats, exp_scaled};
+constexpr KernelTable kTable{"amx", linear, prepare, attention, rope, store_kv, vocab_stats, exp_scaled};
 
 }  // namespace
 

@@ -46,6 +46,9 @@ inline W high_nibbles(W w) { return _mm512_and_si512(_mm512_srli_epi16(w, 4), _m
 inline F load_half(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+inline void store_half(uint16_t* p, F v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 inline F even_bf16(W w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
 inline F odd_bf16(W w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(int32_t(0xffff0000)))); }
 // acc[lane] += sum of 4 products of the lane's unsigned bytes of w with a[0..4)

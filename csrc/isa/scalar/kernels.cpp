@@ -13,7 +13,7 @@ constexpr int kRowTile = 4;  // rows that share one pass over a weight block
 
 void linear(const LinearArgs& args, int32_t begin, int32_t end) { linear_generic(args, begin, end); }
 
-constexpr KernelTable kTable{"scalar", linear, prepare, attention, rope, vocab_stats, exp_scaled};
+constexpr KernelTable kTable{"scalar", linear, prepare, attention, rope, store_kv, vocab_stats, exp_scaled};
 
 }  // namespace
 

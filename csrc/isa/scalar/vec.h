@@ -84,6 +84,19 @@ inline float half_to_float(uint16_t h) {
   return x;
 }
 inline F load_half(const uint16_t* p) { LANES(F, half_to_float(p[i])); }
+inline uint16_t float_to_half(float x) {  // |x| <= 65504, to nearest even
+  uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  const uint16_t sign = uint16_t((u >> 16) & 0x8000);
+  const float magnitude = __builtin_fabsf(x);
+  if (magnitude < 6.103515625e-05f) return sign | uint16_t(__builtin_rintf(magnitude * 16777216.0f));
+  u &= 0x7fffffffu;
+  u += 0xfff + ((u >> 13) & 1);
+  return sign | uint16_t((u >> 13) - (112u << 10));
+}
+inline void store_half(uint16_t* p, const F& v) {
+  for (int i = 0; i < kLanes; i++) p[i] = float_to_half(v.v[i]);
+}
 inline float bf16_lane(const uint8_t* p) {
   uint16_t h;
   __builtin_memcpy(&h, p, 2);
