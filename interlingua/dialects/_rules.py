@@ -146,8 +146,10 @@ class Number:
         limits = {
             "exclusiveMinimum": self.above,
             "minimum": self.at_least,
-            "exclusiveMaximum": self.below,
-            "maximum": self.at_most if self.at_most is not None or self.below is not None else 3.4028234e38,
+            "exclusiveMaximum": _FLOAT32_OVERFLOW
+            if self.below is None and self.at_most is None
+            else self.below,
+            "maximum": self.at_most,
         }
         return {"type": "number"} | {key: limit for key, limit in limits.items() if limit is not None}
 
