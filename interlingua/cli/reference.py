@@ -1,4 +1,4 @@
-"""Makes docs/configuration.md from the table of options: `python -m interlingua.cli.reference` prints it.
+"""Makes docs/configuration.md from the table of options (`scripts/make-docs` runs it).
 
 A test compares the two, so the page cannot drift.
 """
@@ -11,8 +11,7 @@ from interlingua.cli.options import CONFIG_ENV, OPTIONS, Group, Option
 _INTRODUCTION = f"""\
 # Configuration
 
-<!-- Made by `python -m interlingua.cli.reference > docs/configuration.md`; edit the table in
-interlingua/cli/options.py instead. -->
+<!-- Made by scripts/make-docs from interlingua/cli/options.py; edit that instead. -->
 
 Every option can be given in three ways; the first that names it wins:
 

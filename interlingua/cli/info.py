@@ -1,0 +1,54 @@
+"""`interlingua info`: what this installation runs on and with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from interlingua import __version__
+from interlingua.cli.options import DEFAULT_MODEL, Options
+
+
+def run(options: Options) -> int:
+    rows = [*_program(), *_machine(options), *_kernels(options), *_models()]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _program() -> Iterator[tuple[str, str]]:
+    yield "interlingua", __version__
+    yield "python", f"{platform.python_version()} ({sys.executable})"
+
+
+def _machine(options: Options) -> Iterator[tuple[str, str]]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield "processor", f"{_processor()}, {cores} cores for this process"
+    yield "threads", str(options.threads or cores)
+    memory = _memory()
+    if memory is not None:
+        yield "memory", f"{memory[1] / 2**30:.1f} GiB, {memory[0] / 2**30:.1f} GiB of it available"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> tuple[int, int] | None:
+    """(available, all) bytes of this machine."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    return sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
