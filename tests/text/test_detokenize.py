@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -197,7 +198,7 @@ def tokenisations(draw: st.DrawFn) -> list[bytes | None]:
         at = draw(st.integers(0, len(data)))
         data = data[:at] + draw(st.sampled_from([b"\xff", b"\xe4\xbd", b"\xc0"])) + data[at:]
     cuts = sorted(draw(st.sets(st.integers(0, len(data)), max_size=30)) | {0, len(data)})
-    tokens: list[bytes | None] = [data[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    tokens: list[bytes | None] = [data[a:b] for a, b in itertools.pairwise(cuts)]
     for at in draw(st.lists(st.integers(0, len(tokens)), max_size=3)):
         tokens.insert(at, None)
     return tokens
@@ -267,11 +268,10 @@ def test_pieces_come_unchanged_in_order_and_no_later_than_they_must(
             assert mine.text == original.text[: max(0, end - at)]
             at += len(original.text)
 
-    heard = released = 0
+    released = 0
     seen = ""
-    for release in releases[:-1]:
-        seen += "" if pieces[heard].special else pieces[heard].text
-        heard += 1
+    for heard, release in enumerate(releases[:-1], start=1):
+        seen += "" if pieces[heard - 1].special else pieces[heard - 1].text
         released += len(release)
         if released < heard and not (detokenizer.stopped and heard == len(releases) - 1):
             first = sum(len(piece.text) for piece in pieces[: released + 1] if not piece.special)
