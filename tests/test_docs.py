@@ -1,0 +1,170 @@
+"""The documentation tells the truth: examples run, links lead somewhere, generated pages are fresh."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlingua.cli import reference
+from interlingua.cli.options import BY_NAME, OPTIONS
+from interlingua.server.routes import discover
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ADDRESS = "http://127.0.0.1:8080"
+# Commands of the README that are not run as they stand, and what is checked instead.
+ELSEWHERE = {
+    "./scripts/serve": "the fixture `server` starts the same command with another port",
+    "./scripts/test": "that is this very run",
+}
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(block: str) -> list[str]:
+    """The commands of a block: lines, joined where one ends in a backslash or inside a quote."""
+    found: list[str] = []
+    for line in block.splitlines():
+        if found and (found[-1].endswith("\\") or found[-1].count("'") % 2):
+            found[-1] += "\n" + line
+        elif line.strip():
+            found.append(line)
+    return found
+
+
+EXAMPLES = [command for block in blocks(README) for command in commands(block)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a real server of the demo model, started as `./scripts/serve` starts it."""
+    environ = {**os.environ, "INTERLINGUA_PORT": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "interlingua.cli.main", "serve"],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+?(?=[,\s])", line)
+        assert found, f"no address in {line!r}"
+        yield found[0]
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def run(command: str) -> str:
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, f"{command}\n{result.stderr}"
+    return result.stdout
+
+
+def request_of(command: str) -> tuple[str, dict[str, Any] | None]:
+    """(URL, body) of a curl command."""
+    words = shlex.split(command)
+    body = json.loads(words[words.index("-d") + 1]) if "-d" in words else None
+    return next(word for word in words if word.startswith("http")), body
+
+
+@pytest.mark.parametrize("command", [command for command in EXAMPLES if command.startswith("curl")])
+def test_curl_examples_answer(command: str, server: str) -> None:
+    url, body = request_of(command)
+    assert url.startswith(ADDRESS)
+    output = run(command.replace("curl ", "curl --fail-with-body ").replace(ADDRESS, server))
+    if body is None:
+        assert url.endswith("/health") or output
+    elif "-sN" in command:
+        events = [json.loads(line.removeprefix("data: ")) for line in output.splitlines() if line]
+        assert 1 <= len(events) <= body["parameters"]["max_new_tokens"]
+        assert all("token" in event or "text_output" in event for event in events)
+    else:
+        answer = json.loads(output)
+        answer = answer[0] if isinstance(answer, list) else answer
+        text = answer.get("generated_text", answer.get("text_output"))
+        assert isinstance(text, str) and text.strip()
+
+
+@pytest.mark.parametrize("command", [command for command in EXAMPLES if "interlingua " in command])
+def test_examples_of_the_command_line_run(command: str) -> None:
+    program = f"{shlex.quote(sys.executable)} -m interlingua.cli.main"
+    assert run(command.replace(".venv/bin/interlingua", program)).strip()
+
+
+def test_every_example_is_run_or_accounted_for() -> None:
+    for command in EXAMPLES:
+        assert command.startswith("curl") or "interlingua " in command or command in ELSEWHERE, command
+    for command in ELSEWHERE:
+        assert command in EXAMPLES
+
+
+def test_the_readme_has_an_example_of_every_generation_route() -> None:
+    paths = {
+        request_of(command)[0].removeprefix(ADDRESS) for command in EXAMPLES if command.startswith("curl")
+    }
+    routes = {route.path for dialect in discover() for route in dialect.routes}
+    named = {route.replace("{model}", "smollm2-135m-instruct") for route in routes if "versions" not in route}
+    assert named - {"/invocations"} <= paths
+
+
+@pytest.mark.parametrize("name", ["setup", "serve", "test", "check", "bench", "make-docs"])
+def test_scripts_can_be_run(name: str) -> None:
+    path = ROOT / "scripts" / name
+    assert os.access(path, os.X_OK)
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in target:
+            assert (page.parent / target.partition("#")[0]).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    """Paths in backquotes: from the root, or from the package as docs/architecture.md writes them."""
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|cpp|h|txt|inl))`", text):
+        if "NAME" not in name:
+            assert (ROOT / name).exists() or (ROOT / "interlingua" / name).exists(), f"{page.name}: {name}"
+
+
+def test_configuration_page_is_fresh() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == reference.page(), "docs/configuration.md is stale: run scripts/make-docs"
+
+
+def test_every_option_is_documented() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for option in OPTIONS:
+        assert f"`{option.env}`" in page and f"`{option.name}`" in page
+        assert option.positional or f"`{option.flag}`" in page
+
+
+def test_flags_named_in_the_pages_exist() -> None:
+    known = {option.flag for option in OPTIONS} | {"--config", "--help", "--version", "--no-name", "--name"}
+    for page in PAGES:
+        for flag in re.findall(r"`(--[a-z][a-z-]+)", page.read_text(encoding="utf-8")):
+            assert flag in known, f"{page.name}: {flag}"
+
+
+def test_the_address_of_the_examples_is_the_default() -> None:
+    assert f"http://{BY_NAME['host'].default}:{BY_NAME['port'].default}" == ADDRESS
