@@ -1,0 +1,37 @@
+"""Calls of `huggingface_hub.InferenceClient.text_generation`: JSON in, JSON out."""
+
+import asyncio
+import dataclasses
+import json
+import sys
+
+import huggingface_hub
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+
+
+def plain(value):
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+
+
+async def collect(url, prompt, arguments):
+    client = AsyncInferenceClient(model=url, timeout=30)
+    answer = await client.text_generation(prompt, **arguments)
+    return [plain(item) async for item in answer] if arguments.get("stream") else plain(answer)
+
+
+def run(url, kind, prompt, arguments):
+    if kind == "async":
+        return asyncio.run(collect(url, prompt, arguments))
+    client = InferenceClient(model=url, timeout=30)  # its streams end when it is collected
+    answer = client.text_generation(prompt, **arguments)
+    return [plain(item) for item in answer] if arguments.get("stream") else plain(answer)
+
+
+job = json.load(sys.stdin)
+results = [huggingface_hub.__version__]
+for call in job["calls"]:
+    try:
+        results.append(run(job["url"], call["kind"], call["prompt"], call.get("arguments", {})))
+    except Exception as error:
+        results.append({"raised": type(error).__name__, "text": str(error)})
+print(json.dumps(results))
