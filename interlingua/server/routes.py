@@ -109,4 +109,6 @@ def paths_of(dialect: Dialect, path: str) -> Iterable[str]:
     """Where a route of `dialect` stands: at its own path and below the dialect's prefix."""
     yield path
     if dialect.prefix:
-        yield dialect.prefix if path == "/" else dialect.prefix + path
+        yield dialect.prefix + path
+        if path == "/":
+            yield dialect.prefix

@@ -30,6 +30,7 @@ class _Server(Server):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -39,11 +40,23 @@ class _Server(Server):
         await super().startup(sockets)
         self.listening.set()
 
+    async def main_loop(self) -> None:
+        """Renews the date header once a second, until `end`."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), 1.0)
+
+    def end(self) -> None:
+        self.should_exit = True
+        self._ended.set()
+
 
 def bind(settings: ServerSettings) -> socket.socket:
     """A bound socket, not listening yet. Raises ModelError in one line when that cannot be."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol must be named: asyncio sets TCP_NODELAY on accepted sockets only if it is, and without that
+    # an answer's second packet waits 40 ms for the client's delayed acknowledgement of its first.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
@@ -88,7 +101,7 @@ async def listening(app: App, listener: socket.socket) -> AsyncIterator[str]:
             _log.warning("%d requests did not end in time and are cut off", service.inside)
         if service.model is not None:
             await service.model.engine.stop()
-        server.should_exit = True
+        server.end()
         await serving
         service.close()
 
