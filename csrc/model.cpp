@@ -315,15 +315,15 @@ void Model::op_prepare(int in, int norm, float eps, int activations) {
   ops_.push_back(op);
 }
 
-void Model::op_linear(int activations, int weight, int out, Epilogue epilogue, int bias) {
+void Model::op_linear(int activations, int weight, int out, Epilogue epilogue, int bias, int32_t column) {
   const PackedWeight& w = weights_.at(size_t(weight));
   const ActivationBuffer& in = activations_.at(size_t(activations));
   if (in.width != w.k) throw std::invalid_argument("linear: inputs and weight differ in width");
   if (w.kind == WeightKind::kBf16 ? !in.bf16 : !in.integer) throw std::invalid_argument("linear: inputs lack the needed form");
-  if (buffers_.at(size_t(out)).width < (epilogue == Epilogue::kSiluGate ? w.n / 2 : w.n))
+  if (buffers_.at(size_t(out)).width < column + (epilogue == Epilogue::kSiluGate ? w.n / 2 : w.n))
     throw std::invalid_argument("linear: the output is too narrow");
   Op op{OpKind::kLinear};
-  op.a = activations, op.b = weight, op.c = out, op.d = bias, op.epilogue = epilogue;
+  op.a = activations, op.b = weight, op.c = out, op.d = bias, op.e = column, op.epilogue = epilogue;
   ops_.push_back(op);
 }
 
@@ -394,7 +394,7 @@ void Model::run(const Op& op, const StepInput& input, const StepOutput& output) 
     }
     case OpKind::kLinear: {
       const FloatBuffer& out = buffers_[size_t(op.c)];
-      return run_linear(activations_[size_t(op.a)], weights_[size_t(op.b)], input.rows, out.row(0), out.width, op.epilogue,
+      return run_linear(activations_[size_t(op.a)], weights_[size_t(op.b)], input.rows, out.row(0) + op.e, out.width, op.epilogue,
                         op.d < 0 ? nullptr : vectors_[size_t(op.d)].data());
     }
     case OpKind::kRopeStore: return run_rope_store(op, input);

@@ -80,7 +80,8 @@ class Model {
 
   void op_embed(int weight, int out, float scale);
   void op_prepare(int in, int norm, float eps, int activations);  // norm < 0: none
-  void op_linear(int activations, int weight, int out, Epilogue epilogue, int bias);
+  // Writes from column `column` of `out` on; bias < 0: none.
+  void op_linear(int activations, int weight, int out, Epilogue epilogue, int bias, int32_t column);
   // Rotates q and k in place (qkv: [q heads | k heads | v heads]) and writes k and v to the pool.
   void op_rope_store(int qkv, int layer, int32_t heads, int32_t rotary, int cos, int sin);
   void op_attention(int qkv, int out, int layer, int32_t heads, int32_t window, float scale);

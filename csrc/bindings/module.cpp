@@ -142,7 +142,7 @@ NB_MODULE(_native, m) {
       .def("add_activations", &Model::add_activations, "width"_a, "integer"_a, "bf16"_a)
       .def("op_embed", &Model::op_embed, "weight"_a, "out"_a, "scale"_a)
       .def("op_prepare", &Model::op_prepare, "source"_a, "norm"_a, "eps"_a, "activations"_a)
-      .def("op_linear", &Model::op_linear, "activations"_a, "weight"_a, "out"_a, "epilogue"_a, "bias"_a)
+      .def("op_linear", &Model::op_linear, "activations"_a, "weight"_a, "out"_a, "epilogue"_a, "bias"_a, "column"_a)
       .def("op_rope_store", &Model::op_rope_store, "qkv"_a, "layer"_a, "heads"_a, "rotary"_a, "cos"_a, "sin"_a)
       .def("op_attention", &Model::op_attention, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "window"_a, "scale"_a)
       .def("op_logits", &Model::op_logits, "source"_a, "norm"_a, "eps"_a, "weight"_a, "vocab"_a)

@@ -1,0 +1,1 @@
+"""The native CPU engine: scheduling and memory in Python, one C++ call per step."""

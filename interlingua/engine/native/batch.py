@@ -1,0 +1,116 @@
+"""One step as flat arrays. The native model never sees a sequence, only these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from interlingua.engine.native._native import Model
+from interlingua.engine.native.scheduler import Chunk
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+TOP_CAPACITY = 64  # alternatives per row: top_n_tokens and ties at its last rank
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of a step, grouped by sequence in the order of `chunks`, and the room for its results.
+
+    rows: tokens, positions int32 [rows]; offsets int32 [sequences + 1]; block_tables int32 [sequences, widest].
+    logit rows, chunk by chunk: `scored` prompt tokens, then one choice if `chooses`: logit_index, slots, targets int32 [logits]; slot -1 means "score `target`" (a prompt token).
+    results: ids, logprobs, top_counts [logits]; top_ids, top_logprobs [logits, TOP_CAPACITY].
+    """
+
+    chunks: Seq[Chunk]
+    scored: list[int]
+    chooses: list[bool]
+    tokens: I32
+    positions: I32
+    offsets: I32
+    block_tables: I32
+    logit_index: I32
+    slots: I32
+    targets: I32
+    ids: I32
+    logprobs: F32
+    top_counts: I32
+    top_ids: I32
+    top_logprobs: F32
+
+    def run(self, model: Model, logits: F32 | None = None) -> None:
+        """Computes the step. `logits` [logits, vocab], if given, receives the raw values."""
+        model.step(
+            self.tokens,
+            self.positions,
+            self.offsets,
+            self.block_tables,
+            self.logit_index,
+            self.slots,
+            self.targets,
+            self.ids,
+            self.logprobs,
+            self.top_counts,
+            self.top_ids,
+            self.top_logprobs,
+            logits,
+        )
+
+
+def build_batch(chunks: Seq[Chunk]) -> Batch:
+    """Lays the chunks of a step out as rows; the last row of a completed sequence asks for a token."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    offsets = [0]
+    logit_index: list[int] = []
+    slots: list[int] = []
+    targets: list[int] = []
+    scored: list[int] = []
+    chooses: list[bool] = []
+    widest = max(len(chunk.sequence.blocks) for chunk in chunks)
+    tables = np.zeros((len(chunks), widest), np.int32)
+    for number, chunk in enumerate(chunks):
+        sequence, first = chunk.sequence, chunk.sequence.computed
+        end = first + chunk.count
+        row = len(tokens)
+        tokens += sequence.ids[first:end]
+        positions += range(first, end)
+        offsets.append(len(tokens))
+        tables[number, : len(sequence.blocks)] = sequence.blocks
+        before = len(logit_index)
+        if sequence.request.prompt_logprobs and not sequence.announced:
+            # Row p scores the prompt token at p + 1; what an earlier attempt has scored is not asked again.
+            for position in range(
+                max(first, len(sequence.prompt_logprobs) - 1), min(end, sequence.prompt_length - 1)
+            ):
+                logit_index.append(row + position - first)
+                slots.append(-1)
+                targets.append(sequence.ids[position + 1])
+        scored.append(len(logit_index) - before)
+        chooses.append(chunk.completes)
+        if chunk.completes:
+            logit_index.append(len(tokens) - 1)
+            slots.append(sequence.slot)
+            targets.append(0)
+    wanted = len(logit_index)
+    return Batch(
+        chunks=chunks,
+        scored=scored,
+        chooses=chooses,
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        offsets=np.array(offsets, np.int32),
+        block_tables=tables,
+        logit_index=np.array(logit_index, np.int32),
+        slots=np.array(slots, np.int32),
+        targets=np.array(targets, np.int32),
+        ids=np.empty(wanted, np.int32),
+        logprobs=np.empty(wanted, np.float32),
+        top_counts=np.empty(wanted, np.int32),
+        top_ids=np.empty((wanted, TOP_CAPACITY), np.int32),
+        top_logprobs=np.empty((wanted, TOP_CAPACITY), np.float32),
+    )

@@ -1,0 +1,352 @@
+"""The native engine: one thread that schedules, computes a step in one C++ call and hands all its events over at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from interlingua.contract.engine import EngineInfo, EngineStats
+from interlingua.contract.errors import GenerationError, UnavailableError
+from interlingua.contract.events import (
+    EngineEvent,
+    FailedEvent,
+    FinishedEvent,
+    FinishReason,
+    StartedEvent,
+    TokenEvent,
+)
+from interlingua.contract.request import PreparedRequest
+from interlingua.engine.native._native import KV_BLOCK, Model
+from interlingua.engine.native.batch import Batch, build_batch
+from interlingua.engine.native.blocks import BlockPool
+from interlingua.engine.native.load import LoadedModel, load_model
+from interlingua.engine.native.scheduler import Scheduler
+from interlingua.engine.native.sequence import Sequence
+from interlingua.engine.native.weights import Quantize
+from interlingua.hub.files import ModelFiles
+
+Numerics = Literal["int8", "int16"]
+
+# The engine thread needs the interpreter after every step; at the default of 5 ms a busy event loop would hold it up.
+_SWITCH_INTERVAL = 0.0005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeOptions:
+    """What an operator can set. `threads` 0 = all cores; `kv_memory` in bytes, None = a share of free memory."""
+
+    threads: int = 0
+    activations: Numerics = "int8"
+    quantize: Quantize = "auto"
+    kv_memory: int | None = None
+    max_batch_tokens: int = 512
+    max_batch_size: int = 256
+    prefix_cache: bool = True
+    max_seq_len: int | None = None
+    isa: str | None = None  # None = INTERLINGUA_ISA, else the best tier of this machine
+
+    @property
+    def tier(self) -> str:
+        return self.isa if self.isa is not None else os.environ.get("INTERLINGUA_ISA", "")
+
+
+class _Stream:
+    """Where a request's events wait for their reader. Touched by the event loop alone."""
+
+    __slots__ = ("events", "sequence", "waiter")
+
+    def __init__(self) -> None:
+        self.events: deque[EngineEvent] = deque()
+        self.waiter: asyncio.Future[None] | None = None
+        self.sequence: Sequence | None = None  # engine thread only
+
+    def put(self, event: EngineEvent) -> None:
+        self.events.append(event)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+_Delivery = list[tuple[_Stream, EngineEvent]]
+
+
+class NativeEngine:
+    """Engine of the contract over a native model.
+
+    Threads: the event loop calls the public methods; the engine thread owns scheduler and model. Requests and aborts go
+    down through `_inbox`; events come up through one `call_soon_threadsafe` per step.
+    """
+
+    def __init__(
+        self, files: ModelFiles, options: NativeOptions, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self._files = files
+        self._options = options
+        self._progress = progress
+        self._loaded: LoadedModel | None = None
+        self._scheduler: Scheduler | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[tuple[_Stream, PreparedRequest | None]] = deque()  # None = abort
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._streams: dict[Sequence, _Stream] = {}  # engine thread only
+        self._arrivals = 0
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._last_progress = 0.0
+
+    # --- event loop ---
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._loaded is not None, "info is known after start"
+        return self._loaded.info
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        loaded = await asyncio.to_thread(load_model, self._files, self._options, self._progress)
+        self._loaded = loaded
+        options = self._options
+        self._scheduler = Scheduler(
+            BlockPool(loaded.kv_blocks, options.prefix_cache),
+            block_size=KV_BLOCK,
+            max_batch_tokens=options.max_batch_tokens,
+            max_batch_size=options.max_batch_size,
+            caching=options.prefix_cache,
+        )
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
+        self._thread = threading.Thread(target=self._run, name="interlingua-engine", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def generate(self, request: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
+        stream = _Stream()
+        ended = False
+        self._post(stream, request)
+        try:
+            while not ended:
+                while not stream.events:
+                    stream.waiter = asyncio.get_running_loop().create_future()
+                    await stream.waiter
+                    stream.waiter = None
+                event = stream.events.popleft()
+                ended = isinstance(event, FinishedEvent | FailedEvent)
+                yield event
+        finally:
+            if not ended and not any(isinstance(e, FinishedEvent | FailedEvent) for e in stream.events):
+                self._post(stream, None)
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        if scheduler is None:
+            return EngineStats()
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_blocks_total=scheduler.pool.count,
+            kv_blocks_used=scheduler.pool.held,
+            kv_block_tokens=KV_BLOCK,
+            preemptions_total=scheduler.preemptions,
+            prefix_hit_tokens_total=scheduler.prefix_hit_tokens,
+            prompt_tokens_total=self._prompt_tokens,
+            generated_tokens_total=self._generated_tokens,
+            steps_total=self._steps,
+            last_progress=self._last_progress,
+        )
+
+    def _post(self, stream: _Stream, request: PreparedRequest | None) -> None:
+        with self._wake:
+            if request is not None and (self._stopping or self._failure is not None):
+                stream.put(FailedEvent(UnavailableError("the engine does not take requests any more")))
+                return
+            self._inbox.append((stream, request))
+            self._wake.notify()
+
+    @staticmethod
+    def _deliver(events: _Delivery) -> None:
+        for stream, event in events:
+            stream.put(event)
+
+    # --- engine thread ---
+
+    def _run(self) -> None:
+        scheduler = self._scheduler
+        assert scheduler is not None
+        try:
+            while self._take_inbox(scheduler):
+                self._step(scheduler)
+        except BaseException as error:
+            # Whatever broke, nobody may wait for ever: every request ends, health turns bad, the process can exit.
+            with self._wake:
+                self._failure = error
+            self._end_all(scheduler, FailedEvent(GenerationError("the engine has failed")))
+            raise
+        self._end_all(scheduler, FailedEvent(UnavailableError("the server is stopping")))
+        scheduler.check_integrity()
+
+    def _take_inbox(self, scheduler: Scheduler) -> bool:
+        """Takes new requests and aborts; sleeps while there is nothing to do. False = stop."""
+        with self._wake:
+            while not self._inbox and not scheduler.running and not scheduler.waiting and not self._stopping:
+                self._wake.wait()
+            items = list(self._inbox)
+            self._inbox.clear()
+            if self._stopping:
+                self._inbox.extend(items)
+                return False
+        refused: _Delivery = []
+        for stream, request in items:
+            if request is not None:
+                self._admit(scheduler, stream, request, refused)
+            elif stream.sequence is not None and stream.sequence in self._streams:
+                self._drop(scheduler, stream.sequence)
+        self._hand_over(refused)
+        return True
+
+    def _admit(
+        self, scheduler: Scheduler, stream: _Stream, request: PreparedRequest, refused: _Delivery
+    ) -> None:
+        try:
+            slot = self._add_sampler(request)
+        except Exception:  # one request's state cannot be built: it ends alone
+            refused.append(
+                (stream, FailedEvent(GenerationError("the request's decoding state could not be built")))
+            )
+            return
+        sequence = Sequence(request, self._arrivals, time.monotonic(), slot, list(request.prompt_ids))
+        if request.prompt_logprobs:
+            sequence.prompt_logprobs.append(None)
+        self._arrivals += 1
+        self._prompt_tokens += sequence.prompt_length
+        stream.sequence = sequence
+        self._streams[sequence] = stream
+        scheduler.add(sequence)
+
+    def _add_sampler(self, request: PreparedRequest) -> int:
+        sampling = request.sampling
+        return self._model.add_sampler(
+            do_sample=sampling.do_sample,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            typical_p=sampling.typical_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_over_output=sampling.frequency_over == "output",
+            seed=sampling.seed,
+            top_n=request.top_n_tokens,
+            logit_bias=list(sampling.logit_bias),
+            suppressed=sorted(request.stop_token_ids),
+            min_new_tokens=request.min_new_tokens,
+            prompt=np.array(request.prompt_ids, np.int32),
+        )
+
+    @property
+    def _model(self) -> Model:
+        assert self._loaded is not None
+        return self._loaded.model
+
+    def _step(self, scheduler: Scheduler) -> None:
+        chunks = scheduler.schedule()
+        if not chunks:
+            return
+        batch = build_batch(chunks)
+        batch.run(self._model)
+        now = time.monotonic()
+        scheduler.finish(list(batch.chunks))
+        events = self._collect(scheduler, batch, now)
+        self._steps += 1
+        self._last_progress = now
+        self._hand_over(events)
+
+    def _collect(self, scheduler: Scheduler, batch: Batch, now: float) -> _Delivery:
+        """Turns the results of a step into events; finished sequences leave the scheduler."""
+        events: _Delivery = []
+        ids, logprobs = batch.ids.tolist(), batch.logprobs.tolist()
+        counts = batch.top_counts.tolist()
+        row = 0
+        for chunk, scored, chooses in zip(batch.chunks, batch.scored, batch.chooses, strict=True):
+            sequence = chunk.sequence
+            sequence.prompt_logprobs += logprobs[row : row + scored]
+            row += scored
+            if not chooses:
+                continue
+            stream = self._streams[sequence]
+            if not sequence.announced:
+                sequence.announced = True
+                prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
+                events.append(
+                    (stream, StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt))
+                )
+            top: tuple[tuple[int, float], ...] = ()
+            if counts[row]:
+                n = counts[row]
+                top = tuple(
+                    zip(batch.top_ids[row, :n].tolist(), batch.top_logprobs[row, :n].tolist(), strict=True)
+                )
+            token = ids[row]
+            sequence.ids.append(token)
+            self._generated_tokens += 1
+            reason = _finish_reason(sequence, token)
+            events.append((stream, TokenEvent(token, logprobs[row], now, top, reason)))
+            if reason is not None:
+                events.append((stream, FinishedEvent(reason, sequence.generated)))
+                self._drop(scheduler, sequence)
+            row += 1
+        return events
+
+    def _drop(self, scheduler: Scheduler, sequence: Sequence) -> None:
+        """The one exit: blocks, sampler state and place in the queue are free afterwards."""
+        scheduler.remove(sequence)
+        self._model.remove_sampler(sequence.slot)
+        del self._streams[sequence]
+        if not scheduler.running and not scheduler.waiting:
+            scheduler.check_integrity()
+
+    def _end_all(self, scheduler: Scheduler, event: FailedEvent) -> None:
+        events: _Delivery = [(stream, event) for stream in self._streams.values()]
+        with self._wake:
+            events += [(stream, event) for stream, request in self._inbox if request is not None]
+            self._inbox.clear()
+        for sequence in list(self._streams):
+            scheduler.remove(sequence)
+            self._model.remove_sampler(sequence.slot)
+        self._streams.clear()
+        self._hand_over(events)
+
+    def _hand_over(self, events: _Delivery) -> None:
+        if events and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, events)
+
+
+def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
+    """Length comes before EOS: an EOS that is the last allowed token reports `length`."""
+    request = sequence.request
+    if sequence.generated >= request.max_new_tokens:
+        return FinishReason.LENGTH
+    if token in request.stop_token_ids and sequence.generated > request.min_new_tokens:
+        return FinishReason.EOS
+    return None

@@ -1,0 +1,186 @@
+"""Decides what each step computes: decodes first, then chunks of prompts, under a budget of tokens.
+
+One step, in order: (1) every running sequence that decodes gets its one token; (2) running prompts go on, oldest first;
+(3) waiting requests are admitted by priority and arrival while budget, batch and memory have room. When memory runs out,
+the sequence last in line is preempted: its blocks are freed and its tokens are computed again later. The first in line
+is never preempted for another, so something always moves on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from interlingua.engine.native.blocks import BlockPool, block_keys
+from interlingua.engine.native.sequence import Sequence
+
+AGING_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a sequence, from its `computed` on, in this step."""
+
+    sequence: Sequence
+    count: int
+
+    @property
+    def completes(self) -> bool:
+        """All known tokens are computed after this chunk, so that the next one can be chosen."""
+        return self.count == self.sequence.pending
+
+
+class Scheduler:
+    """Queue, running set and KV blocks. Only the engine thread calls it.
+
+    Args:
+        pool: blocks of `block_size` positions.
+        max_batch_tokens: tokens in one step.
+        max_batch_size: sequences in one step.
+        caching: look prompts up in the prefix cache.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_batch_tokens: int,
+        max_batch_size: int,
+        caching: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self.running: list[Sequence] = []  # in order of standing: the last is preempted first
+        self.waiting: list[Sequence] = []
+        self.preemptions = 0
+        self.prefix_hit_tokens = 0
+        self._block_size = block_size
+        self._max_batch_tokens = max_batch_tokens
+        self._max_batch_size = max_batch_size
+        self._caching = caching
+        self._clock = clock
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a finished or aborted sequence out, wherever it is, and frees its blocks."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._free(sequence)
+
+    def schedule(self) -> list[Chunk]:
+        """Chunks of the next step; empty when nothing waits. Blocks for all of them are held afterwards."""
+        now = self._clock()
+        budget = self._max_batch_tokens
+        chunks: list[Chunk] = []
+        for sequence in [s for s in self.running if s.pending == 1]:
+            if budget and sequence in self.running and self._make_room(sequence, 1):
+                chunks.append(Chunk(sequence, 1))
+                budget -= 1
+        for sequence in [s for s in self.running if s.pending > 1]:
+            count = min(sequence.pending, budget)
+            if count and sequence in self.running and self._make_room(sequence, count):
+                chunks.append(Chunk(sequence, count))
+                budget -= count
+        while budget and self.waiting and len(self.running) < self._max_batch_size:
+            sequence = self._next_waiting(now)
+            count = self._admit(sequence, budget, now)
+            if not count:
+                break
+            chunks.append(Chunk(sequence, count))
+            budget -= count
+        # A later sequence may have been preempted to make room for an earlier one.
+        return [chunk for chunk in chunks if chunk.sequence in self.running]
+
+    def finish(self, chunks: list[Chunk]) -> None:
+        """Marks the chunks of a step as computed and publishes blocks that became whole."""
+        for chunk in chunks:
+            sequence = chunk.sequence
+            sequence.computed += chunk.count
+            whole = sequence.computed // self._block_size
+            if self._caching and whole > sequence.published:
+                self._know_keys(sequence, whole)
+                for index in range(sequence.published, whole):
+                    self.pool.publish(sequence.blocks[index], sequence.keys[index])
+                sequence.published = whole
+
+    def check_integrity(self) -> None:
+        self.pool.check_integrity([s.blocks for s in self.running] + [s.blocks for s in self.waiting])
+        assert all(not s.blocks for s in self.waiting), "a waiting sequence holds blocks"
+
+    def _next_waiting(self, now: float) -> Sequence:
+        return min(self.waiting, key=lambda s: (s.effective_priority(now, AGING_SECONDS), s.number))
+
+    def _admit(self, sequence: Sequence, budget: int, now: float) -> int:
+        """Moves a waiting sequence into the running set if all its known tokens fit now; returns its first chunk."""
+        # Prompt log-probabilities need the logits of every position, so nothing may be skipped. The last token is
+        # always computed: its logits choose the next one.
+        reusable = (len(sequence.ids) - 1) // self._block_size
+        blocks: list[int] = []
+        if self._caching and not (sequence.request.prompt_logprobs and not sequence.announced):
+            self._know_keys(sequence, reusable)
+            blocks = self.pool.match(sequence.keys[:reusable])
+        needed = -(-len(sequence.ids) // self._block_size) - len(blocks)
+        if needed > self.pool.free:
+            self.pool.release(blocks)
+            return 0
+        sequence.blocks = blocks
+        sequence.published = len(blocks)
+        sequence.computed = len(blocks) * self._block_size
+        if not sequence.started_at:
+            sequence.started_at = now
+            sequence.cached_tokens = sequence.computed
+        self.prefix_hit_tokens += sequence.computed
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        self.running.sort(key=self._standing)
+        count = min(sequence.pending, budget)
+        if not self._grow(sequence, sequence.computed + count):
+            raise AssertionError("admitted without room")
+        return count
+
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """Holds blocks for `count` more tokens, preempting from the end of the line; False if it went itself."""
+        while not self._grow(sequence, sequence.computed + count):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        while len(sequence.blocks) * self._block_size < tokens:
+            block = self.pool.allocate()
+            if block is None:
+                return False
+            sequence.blocks.append(block)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self._free(sequence)
+        self.waiting.append(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+        sequence.published = 0
+
+    def _know_keys(self, sequence: Sequence, whole: int) -> None:
+        known = len(sequence.keys)
+        if known < whole:
+            parent = sequence.keys[-1] if known else b""
+            sequence.keys += block_keys(
+                sequence.ids[: whole * self._block_size], self._block_size, parent, known
+            )
+
+    @staticmethod
+    def _standing(sequence: Sequence) -> tuple[int, int]:
+        return (sequence.request.priority, sequence.number)

@@ -1,0 +1,43 @@
+"""One request inside the engine: its tokens, its place in KV memory and what has been reported of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from interlingua.contract.request import PreparedRequest
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned by the scheduler. `ids` is prompt and output; the first `computed` of them have their KV in `blocks`."""
+
+    request: PreparedRequest
+    number: int  # order of arrival
+    arrived: float  # time.monotonic()
+    slot: int  # sampler state in the native model; kept through preemptions
+    ids: list[int] = field(default_factory=list)
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of the leading whole blocks, as far as known
+    published: int = 0  # leading blocks that the pool knows
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    cached_tokens: int = 0
+    started_at: float = 0.0  # first time in a batch
+    announced: bool = False  # StartedEvent sent
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is still to be computed: 1 while decoding, more while (re)filling."""
+        return len(self.ids) - self.computed
+
+    def effective_priority(self, now: float, aging: float) -> int:
+        """Queue level, 1 first; a waiting request gains one level every `aging` seconds."""
+        return max(1, self.request.priority - int((now - self.arrived) / aging))
