@@ -133,11 +133,13 @@ def object_field(document: Document, name: str) -> Mapping[str, Any]:
     return value
 
 
-def note_unknown(
-    request_id: str, prefix: str, given: Mapping[str, Any], known: Callable[[str], bool]
-) -> None:
-    """Names unknown fields in one debug line: they are accepted and change nothing."""
+def note_unknown(request_id: str, *levels: tuple[str, Mapping[str, Any], Callable[[str], bool]]) -> None:
+    """Names unknown fields in one debug line: they are accepted and change nothing.
+
+    Args:
+        levels: (prefix of names, JSON object, whether a name is known) for each object of the body.
+    """
     if logger.isEnabledFor(logging.DEBUG):
-        unknown = [prefix + name for name in given if not known(name)]
+        unknown = [prefix + name for prefix, given, known in levels for name in given if not known(name)]
         if unknown:
             logger.debug("request %s: unknown fields %s have no effect", request_id, ", ".join(unknown[:50]))

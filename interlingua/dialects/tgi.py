@@ -69,8 +69,11 @@ class _Place:
         given = object_field(document, "parameters")
         values = PARAMETERS.read(document, given, "parameters.", profile, settings)
         document.close()
-        note_unknown(wire.request_id, "", document.root, ("inputs", "parameters", "stream").__contains__)
-        note_unknown(wire.request_id, "parameters.", given, PARAMETERS.__contains__)
+        note_unknown(
+            wire.request_id,
+            ("", document.root, ("inputs", "parameters", "stream").__contains__),
+            ("parameters.", given, PARAMETERS.__contains__),
+        )
 
         prompt = text_prompt(parts, "inputs")
         sampling = _sampling(values, profile)

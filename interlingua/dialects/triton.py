@@ -57,8 +57,11 @@ def decode(wire: WireRequest, settings: DialectSettings, *, stream: bool) -> Cal
     nested = PARAMETERS.read(document, given, "parameters.", COLUMN, settings)
     at_root = PARAMETERS.read(document, document.root, "", COLUMN, settings)
     document.close()
-    note_unknown(wire.request_id, "", document.root, lambda name: name in _ROOT_FIELDS or name in PARAMETERS)
-    note_unknown(wire.request_id, "parameters.", given, PARAMETERS.__contains__)
+    note_unknown(
+        wire.request_id,
+        ("", document.root, lambda name: name in _ROOT_FIELDS or name in PARAMETERS),
+        ("parameters.", given, PARAMETERS.__contains__),
+    )
 
     values = at_root | nested
     names = _NAMES | {name: name for name in at_root if name not in nested}

@@ -300,6 +300,16 @@ def test_a_fault_in_mid_stream_is_one_error_event_and_the_end(served: Served) ->
     assert triton(served.url, TRITON, prompt).status == 500
 
 
+def test_every_route_also_stands_under_its_dialects_prefix(served: Served) -> None:
+    for path in (GENERATE, INVOCATIONS, ""):
+        assert tgi(served.url, "/tgi" + path, "x").status == 200
+    assert tgi(served.url, "/tgi" + STREAM, "x").events
+    assert triton(served.url, "/triton" + TRITON, "x").status == 200
+    got = triton(served.url, "/triton/v2/models/other/generate", "x")
+    assert (got.status, got.json["error_type"]) == (404, "not_found")
+    assert send(served.url, "/triton/nothing", b"{}").json["error_type"] == "not_found"
+
+
 # --- parts ---------------------------------------------------------------------------------------
 
 

@@ -1,19 +1,29 @@
-"""Random bodies: decoding gives a call or a RequestError that the dialect can render, whatever comes."""
+"""Random bodies, twice: decoder and real process refuse or accept them alike, and the process lives on."""
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from served import Served
 from wire import SETUPS, call_or_reply
-from wire_cases import COMMON, HF, MINDIE, TRITON_PARAMETERS, all_cases
+from wire_cases import COMMON, HF, MINDIE, TRITON_PARAMETERS, Case, all_cases
+from wire_client import connect, metric, send
 
-from interlingua.contract.dialect import Call, DialectSettings
+from interlingua.contract.dialect import Call
 
-PATHS = sorted({case.path for case in all_cases()})
+CASES = all_cases()
+PATHS = sorted({case.path for case in CASES})
+PIECES = [b"\\ud800", b"NaN", b"1e999", b"[" * 70, b'"', b"\xff"]
 NAMES = sorted({parameter.name for parameter in (*COMMON, *MINDIE, *HF, *TRITON_PARAMETERS)})
-FUZZ = settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))  # of each of the two tests
+FUZZ = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 scalars = (
     st.none()
@@ -52,32 +62,62 @@ bodies = st.fixed_dictionaries(
 raw = bodies.map(lambda body: json.dumps(body).encode("utf-8", "surrogatepass")) | st.binary(max_size=200)
 
 
-def _check(path: str, body: bytes, setup: DialectSettings) -> None:
-    outcome = call_or_reply(path, body, setup)
-    if isinstance(outcome, Call):
-        assert outcome.request.max_new_tokens is not None and outcome.request.max_new_tokens >= 1
-        return
-    assert outcome.status in (400, 404, 422)
-    error = json.loads(outcome.body)
-    assert set(error) == {"error", "error_type"}
-    assert len(error["error"]) < 600
+@dataclass(frozen=True)
+class Both:
+    """The decoding functions and a real process, which must agree about every body."""
+
+    connections: Mapping[str, http.client.HTTPConnection]
+
+    def check(self, path: str, body: bytes, setup: str) -> None:
+        outcome = call_or_reply(path, body, SETUPS[setup])
+        connection = self.connections[setup]
+        connection.request("POST", path, body)
+        response = connection.getresponse()
+        status, kind, answer = response.status, response.headers["content-type"], response.read()
+        if isinstance(outcome, Call):
+            assert outcome.request.max_new_tokens is not None and outcome.request.max_new_tokens >= 1
+            # What only the served model knows (tokens, media) may still be refused.
+            assert status in (200, 400 if path.startswith("/v2") else 422)
+            if status == 200 and kind != "application/json":
+                frames = answer.split(b"\n\n")
+                assert frames.pop() == b"" and frames
+                assert "error" not in json.loads(frames[-1].removeprefix(b"data: "))
+                return
+        else:
+            assert status == outcome.status
+            assert status in (400, 404, 422)
+        value = json.loads(answer)
+        assert kind == "application/json"
+        if status != 200:
+            assert set(value) == {"error", "error_type"}
+            assert len(value["error"]) < 600
+
+
+@pytest.fixture(scope="module")
+def both(served: Served) -> Iterator[Both]:
+    connections = {name: connect(served.urls[name]) for name in SETUPS}
+    yield Both(connections)
+    for connection in connections.values():
+        connection.close()
+    for name in SETUPS:
+        url = served.urls[name]
+        assert send(url, "/health", method="GET").status == 200
+        assert metric(url, "tgi_batch_current_size") == metric(url, "tgi_queue_size") == 0
 
 
 @FUZZ
 @given(st.sampled_from(PATHS), raw, st.sampled_from(sorted(SETUPS)))
-def test_any_body(path: str, body: bytes, setup: str) -> None:
-    _check(path, body, SETUPS[setup])
+def test_any_body(both: Both, path: str, body: bytes, setup: str) -> None:
+    both.check(path, body, setup)
 
 
 @FUZZ
-@given(st.sampled_from(all_cases()), st.data())
-def test_damaged_good_bodies(case: object, data: st.DataObject) -> None:
+@given(st.sampled_from(CASES), st.data())
+def test_damaged_good_bodies(both: Both, case: Case, data: st.DataObject) -> None:
     """Bytes changed, cut or doubled in bodies of the table."""
-    body = bytearray(case.body[:2000])  # type: ignore[attr-defined]
+    body = bytearray(case.body[:2000])
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, max(len(body) - 1, 0)))
-        piece = data.draw(
-            st.binary(max_size=3) | st.sampled_from([b"\\ud800", b"NaN", b"1e999", b"[" * 70, b'"', b"\xff"])
-        )
+        piece = data.draw(st.binary(max_size=3) | st.sampled_from(PIECES))
         body[place : place + data.draw(st.integers(0, 3))] = piece
-    _check(case.path, bytes(body), SETUPS[case.setup])  # type: ignore[attr-defined]
+    both.check(case.path, bytes(body), case.setup)

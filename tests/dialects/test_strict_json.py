@@ -44,6 +44,25 @@ def test_wide_bodies_are_checked_quickly(unit: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":"' + b'\\"' * 1_000_000,
+        b'{"a":' + b'"' * 2_000_001,
+        b'{"a":"' + b"\\" * 2_000_001,
+        b'{"a":' + b"[" * 2_000_000,
+        b'{"a":' + (b"1" * 299 + b",") * 3_000,
+        b'{"a":"' + b"\\ud83d" * 300_000,
+        b'{"top_k"' + b" " * 2_000_000,
+    ],
+    ids=lambda body: body[:12].decode(),
+)
+def test_malformed_bodies_are_refused_quickly(body: bytes) -> None:
+    start = time.perf_counter()
+    assert refusal(body)
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("1e39", "1e39"),
