@@ -22,7 +22,8 @@ class Batch:
     """Rows of a step, grouped by sequence in the order of `chunks`, and the room for its results.
 
     rows: tokens, positions int32 [rows]; offsets int32 [sequences + 1]; block_tables int32 [sequences, widest].
-    logit rows, chunk by chunk: `scored` prompt tokens, then one choice if `chooses`: logit_index, slots, targets int32 [logits]; slot -1 means "score `target`" (a prompt token).
+    logit rows, chunk by chunk: `scored` prompt tokens, then one choice if `chooses`: logit_index, slots, targets
+    int32 [logits]; slot -1 means "score `target`" (a prompt token).
     results: ids, logprobs, top_counts [logits]; top_ids, top_logprobs [logits, TOP_CAPACITY].
     """
 
@@ -84,9 +85,7 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
         before = len(logit_index)
         if sequence.request.prompt_logprobs and not sequence.announced:
             # Row p scores the prompt token at p + 1; what an earlier attempt has scored is not asked again.
-            for position in range(
-                max(first, len(sequence.prompt_logprobs) - 1), min(end, sequence.prompt_length - 1)
-            ):
+            for position in range(max(first, len(sequence.prompt_logprobs) - 1), min(end, sequence.prompt_length - 1)):
                 logit_index.append(row + position - first)
                 slots.append(-1)
                 targets.append(sequence.ids[position + 1])

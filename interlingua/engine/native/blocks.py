@@ -117,6 +117,6 @@ class BlockPool:
             assert held + (block in blank) + (block in cached) == 1, f"block {block} is lost or in two states"
             assert block not in blank or self._keys[block] is None, "a blank block has a key"
             assert block not in cached or self._keys[block] is not None, "a cached block has no key"
-        assert {b: k for k, b in self._by_key.items()} == {
-            b: k for b, k in enumerate(self._keys) if k is not None
-        }, "keys and index disagree"
+        assert {b: k for k, b in self._by_key.items()} == {b: k for b, k in enumerate(self._keys) if k is not None}, (
+            "keys and index disagree"
+        )

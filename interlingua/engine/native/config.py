@@ -72,9 +72,7 @@ def rotary_tables(rope: RopeConfig, head_dim: int, positions: int, original: int
     elif kind == "yarn":
         frequencies, magnitude = _yarn(frequencies, scaling, rope.theta, head_dim, original)
     elif kind != "default":
-        raise ModelError(
-            f"rope scaling {kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn"
-        )
+        raise ModelError(f"rope scaling {kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn")
     if rope.divisors is not None:
         frequencies = (frequencies / rope.divisors).astype(np.float32)
     # Angles in float32 as in the reference; cos and sin in float64, so that all machines round to the same value.
@@ -100,9 +98,7 @@ def _llama3(frequencies: F32, scaling: Mapping[str, Any]) -> F32:
     return np.where(waves < original / high, frequencies, out).astype(np.float32)
 
 
-def _yarn(
-    frequencies: F32, scaling: Mapping[str, Any], theta: float, head_dim: int, context: int
-) -> tuple[F32, float]:
+def _yarn(frequencies: F32, scaling: Mapping[str, Any], theta: float, head_dim: int, context: int) -> tuple[F32, float]:
     """YaRN (Peng et al. 2023): frequencies blended by wavelength, cos and sin scaled by the attention factor."""
     original = float(scaling.get("original_max_position_embeddings") or context)
     factor = float(scaling["factor"])
@@ -118,9 +114,7 @@ def _yarn(
     if attention is None:
         by, by_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
         attention = (
-            magnitude_for(factor, by) / magnitude_for(factor, by_all)
-            if by and by_all
-            else magnitude_for(factor)
+            magnitude_for(factor, by) / magnitude_for(factor, by_all) if by and by_all else magnitude_for(factor)
         )
 
     def dimension(rotations: float) -> float:

@@ -1,4 +1,4 @@
-"""The native engine: one thread that schedules, computes a step in one C++ call and hands all its events over at once."""
+"""The native engine: one thread that schedules, computes a step in one C++ call and hands its events over at once."""
 
 from __future__ import annotations
 
@@ -224,15 +224,11 @@ class NativeEngine:
         self._hand_over(refused)
         return True
 
-    def _admit(
-        self, scheduler: Scheduler, stream: _Stream, request: PreparedRequest, refused: _Delivery
-    ) -> None:
+    def _admit(self, scheduler: Scheduler, stream: _Stream, request: PreparedRequest, refused: _Delivery) -> None:
         try:
             slot = self._add_sampler(request)
         except Exception:  # one request's state cannot be built: it ends alone
-            refused.append(
-                (stream, FailedEvent(GenerationError("the request's decoding state could not be built")))
-            )
+            refused.append((stream, FailedEvent(GenerationError("the request's decoding state could not be built"))))
             return
         sequence = Sequence(request, self._arrivals, time.monotonic(), slot, list(request.prompt_ids))
         if request.prompt_logprobs:
@@ -298,15 +294,11 @@ class NativeEngine:
             if not sequence.announced:
                 sequence.announced = True
                 prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
-                events.append(
-                    (stream, StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt))
-                )
+                events.append((stream, StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt)))
             top: tuple[tuple[int, float], ...] = ()
             if counts[row]:
                 n = counts[row]
-                top = tuple(
-                    zip(batch.top_ids[row, :n].tolist(), batch.top_logprobs[row, :n].tolist(), strict=True)
-                )
+                top = tuple(zip(batch.top_ids[row, :n].tolist(), batch.top_logprobs[row, :n].tolist(), strict=True))
             token = ids[row]
             sequence.ids.append(token)
             self._generated_tokens += 1

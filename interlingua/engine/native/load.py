@@ -65,13 +65,9 @@ def families() -> list[Family]:
 def find_family(files: ModelFiles) -> Family:
     """Raises ModelError naming the supported architectures."""
     gguf = files.kind == "gguf"
-    named = (
-        files.config.get("general.architecture") if gguf else (files.config.get("architectures") or [None])[0]
-    )
+    named = files.config.get("general.architecture") if gguf else (files.config.get("architectures") or [None])[0]
     known = {
-        name: family
-        for family in families()
-        for name in (family.GGUF_ARCHITECTURES if gguf else family.ARCHITECTURES)
+        name: family for family in families() for name in (family.GGUF_ARCHITECTURES if gguf else family.ARCHITECTURES)
     }
     if named not in known:
         raise ModelError(
@@ -86,14 +82,12 @@ def load_model(
     """Loads a model. `progress(done, total)` in bytes of the checkpoint.
 
     Raises:
-        ModelError: unsupported architecture, bad or truncated files, a kernel tier that cannot run, too little memory.
+        ModelError: unsupported architecture, bad or truncated files, a kernel tier that cannot run, no memory.
     """
     family = find_family(files)
     checkpoint = open_checkpoint(files)
     gguf = files.kind == "gguf"
-    config = (
-        family.config_from_gguf(files.config, checkpoint) if gguf else family.config_from_json(files.config)
-    )
+    config = family.config_from_gguf(files.config, checkpoint) if gguf else family.config_from_json(files.config)
     context = min(options.max_seq_len or config.context, config.context)
     size = sum(path.stat().st_size for path in files.paths)
     _check_memory(files, size, options)
@@ -115,16 +109,12 @@ def load_model(
         # The pool is mapped before the program refers to it; its pages are touched as tokens arrive.
         blocks = _kv_blocks(options, size, token_bytes, context)
         model.set_kv(config.layers, blocks, config.kv_heads, config.padded_head)
-        kind = family.build(
-            model, config, checkpoint, WeightLoader(model, options.quantize, packed), context, gguf
-        )
+        kind = family.build(model, config, checkpoint, WeightLoader(model, options.quantize, packed), context, gguf)
     except MemoryError:
         raise ModelError(f"not enough memory for model {files.name}") from None
     checkpoint.drop_pages()
     context = min(context, blocks * KV_BLOCK)
-    numerics = (
-        "bfloat16" if kind == WeightKind.BF16 else f"{_KIND_NAMES[kind]} weights, {options.activations}"
-    )
+    numerics = "bfloat16" if kind == WeightKind.BF16 else f"{_KIND_NAMES[kind]} weights, {options.activations}"
     info = EngineInfo(
         name="native",
         vocab_size=config.vocab,

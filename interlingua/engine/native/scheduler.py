@@ -1,9 +1,9 @@
 """Decides what each step computes: decodes first, then chunks of prompts, under a budget of tokens.
 
-One step, in order: (1) every running sequence that decodes gets its one token; (2) running prompts go on, oldest first;
-(3) waiting requests are admitted by priority and arrival while budget, batch and memory have room. When memory runs out,
-the sequence last in line is preempted: its blocks are freed and its tokens are computed again later. The first in line
-is never preempted for another, so something always moves on.
+One step, in order: (1) every running sequence that decodes gets its one token; (2) running prompts go on, oldest
+first; (3) waiting requests are admitted by priority and arrival while budget, batch and memory have room. When memory
+runs out, the sequence last in line is preempted: its blocks are freed and its tokens are computed again later. The
+first in line is never preempted for another, so something always moves on.
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ class Scheduler:
         known = len(sequence.keys)
         if known < whole:
             parent = sequence.keys[-1] if known else b""
-            sequence.keys += block_keys(
-                sequence.ids[: whole * self._block_size], self._block_size, parent, known
-            )
+            sequence.keys += block_keys(sequence.ids[: whole * self._block_size], self._block_size, parent, known)
 
     @staticmethod
     def _standing(sequence: Sequence) -> tuple[int, int]:

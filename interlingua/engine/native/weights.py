@@ -52,9 +52,7 @@ class GgufCheckpoint:
     def __init__(self, files: ModelFiles) -> None:
         assert files.gguf is not None
         if len(files.paths) > 1:
-            raise ModelError(
-                f"{files.paths[0]}: a GGUF split over several files cannot be served; join it first"
-            )
+            raise ModelError(f"{files.paths[0]}: a GGUF split over several files cannot be served; join it first")
         self._file = files.gguf
 
     def get(self, name: str) -> Tensor:
@@ -70,7 +68,7 @@ class GgufCheckpoint:
         self._file.drop_pages()
 
 
-_SAFETENSORS_TYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_SAFETENSORS_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 class SafetensorsCheckpoint:
@@ -171,9 +169,7 @@ class WeightLoader:
             "int8" and "int4" requantise everything in groups of 32.
     """
 
-    def __init__(
-        self, model: Model, quantize: Quantize, progress: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, model: Model, quantize: Quantize, progress: Callable[[int], None] | None = None) -> None:
         self._model = model
         self._quantize = quantize
         self._progress = progress
@@ -200,12 +196,7 @@ class WeightLoader:
 
     def _fill(self, weight: int, kind: WeightKind, inputs: int, placement: Placement) -> None:
         tensor, rows, columns = placement.tensor, placement.rows, placement.columns
-        if (
-            self._quantize == "auto"
-            and tensor.dtype in _KEPT
-            and kind == _KEPT[tensor.dtype]
-            and columns is None
-        ):
+        if self._quantize == "auto" and tensor.dtype in _KEPT and kind == _KEPT[tensor.dtype] and columns is None:
             self._model.fill_weight(weight, _BLOCK_FORMATS[tensor.dtype], _bytes(tensor.data), rows)
             return
         if tensor.dtype in _PLAIN and columns is None:

@@ -148,9 +148,7 @@ GGUF = Names(
 class Weights:
     """Reads one layout of checkpoint into packed, fused weights."""
 
-    def __init__(
-        self, config: ModelConfig, names: Names, checkpoint: Checkpoint, loader: WeightLoader
-    ) -> None:
+    def __init__(self, config: ModelConfig, names: Names, checkpoint: Checkpoint, loader: WeightLoader) -> None:
         self.config = config
         self.names = names
         self._checkpoint = checkpoint
@@ -206,9 +204,7 @@ class Weights:
         tensor = self._tensor(name, outputs, inputs)
         kind = self._loader.kind_of([tensor])
         rows = np.arange(outputs, dtype=np.int32)
-        return Linear(
-            self._loader.pack(kind, outputs, inputs, [Placement(tensor, rows)]), kind, outputs, inputs
-        )
+        return Linear(self._loader.pack(kind, outputs, inputs, [Placement(tensor, rows)]), kind, outputs, inputs)
 
     def _tensor(self, name: str, outputs: int, inputs: int) -> Tensor:
         tensor = self._checkpoint.get(name + ".weight")
@@ -245,12 +241,7 @@ def build(
     gguf: bool,
 ) -> WeightKind:
     """Packs the weights and emits the program for contexts up to `positions`. Returns the layers' weight kind."""
-    if (
-        config.hidden % 32
-        or config.intermediate % 32
-        or config.padded_head > 256
-        or config.heads % config.kv_heads
-    ):
+    if config.hidden % 32 or config.intermediate % 32 or config.padded_head > 256 or config.heads % config.kv_heads:
         raise ModelError(
             f"hidden size {config.hidden} and MLP size {config.intermediate} must be multiples of 32, heads at most "
             f"256 wide and shared evenly"
@@ -258,9 +249,7 @@ def build(
     weights = Weights(config, GGUF if gguf else SAFETENSORS, checkpoint, loader)
     program = Program(model)
     heads, dim = config.heads, config.padded_head
-    cos, sin = (
-        program.vector(t) for t in rotary_tables(config.rope, config.head_dim, positions, config.context)
-    )
+    cos, sin = (program.vector(t) for t in rotary_tables(config.rope, config.head_dim, positions, config.context))
     embedding = weights.embedding()
     head = weights.head(embedding)
 
@@ -268,10 +257,8 @@ def build(
     qkv = program.buffer((heads + 2 * config.kv_heads) * dim)
     attended = program.buffer(heads * dim)
     inner = program.buffer(config.intermediate)
-    layers = [
-        (weights.qkv(i), weights.o(i), weights.gate_up(i), weights.down(i)) for i in range(config.layers)
-    ]
-    normed = program.activations(config.hidden, [l for q, _, g, _ in layers for l in (q, g)])
+    layers = [(weights.qkv(i), weights.o(i), weights.gate_up(i), weights.down(i)) for i in range(config.layers)]
+    normed = program.activations(config.hidden, [part for q, _, g, _ in layers for part in (q, g)])
     o_in = program.activations(heads * dim, [o for _, o, _, _ in layers])
     down_in = program.activations(config.intermediate, [d for *_, d in layers])
 
