@@ -227,9 +227,7 @@ class Options:
     max_stop_sequences: int = _option(Integer(0, 1024), 4, Group.LIMITS, "stop sequences on TGI's root route")
     max_best_of: int = _option(Integer(1, 128), 2, Group.LIMITS, "the highest `best_of`")
     max_top_n_tokens: int = _option(Integer(0, 1024), 5, Group.LIMITS, "the highest `top_n_tokens`")
-    payload_limit: int = _option(
-        Size(), 40 * 1024**2, Group.LIMITS, "bytes of a request's body; more gets 413"
-    )
+    payload_limit: int = _option(Size(), 40 * 1024**2, Group.LIMITS, "bytes of a request's body; more gets 413")
     max_json_depth: int = _option(Integer(2, 1000), 64, Group.LIMITS, "how deep a body may be nested")
     timeout: float = _option(
         Number(0, 86_400),
@@ -254,9 +252,7 @@ class Options:
         Switch(), False, Group.WIRE, "do not take sampling defaults from the model's generation_config.json"
     )
 
-    host: str = _option(
-        Text("HOST"), "127.0.0.1", Group.SERVER, "the address to listen on; 0.0.0.0 = every one"
-    )
+    host: str = _option(Text("HOST"), "127.0.0.1", Group.SERVER, "the address to listen on; 0.0.0.0 = every one")
     port: int = _option(Integer(0, 65_535), 8080, Group.SERVER, "the port to listen on; 0 = any free one")
     api_key: str | None = _option(
         Text("KEY"),
@@ -270,9 +266,7 @@ class Options:
         Size(), 64 * 1024, Group.SERVER, "bytes of a request's line and headers together; more gets 431"
     )
     max_headers: int = _option(Integer(1, 10_000), 100, Group.SERVER, "headers of a request; more get 431")
-    header_timeout: float = _option(
-        Number(0, 86_400), 10.0, Group.SERVER, "seconds for a request's headers to arrive"
-    )
+    header_timeout: float = _option(Number(0, 86_400), 10.0, Group.SERVER, "seconds for a request's headers to arrive")
     body_timeout: float = _option(
         Number(0, 86_400), 30.0, Group.SERVER, "seconds without a byte of a request's body arriving"
     )

@@ -94,9 +94,7 @@ def build() -> tuple[argparse.ArgumentParser, dict[str, list[str]]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"interlingua {__version__}")
-    subparsers = parser.add_subparsers(
-        dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
-    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=_Parser)
     flags: dict[str, list[str]] = {}
     for name, (summary, description) in COMMANDS.items():
         command = subparsers.add_parser(

@@ -38,7 +38,9 @@ _VENDOR = """\
 ## The vendor server's configuration file
 
 `--config` also takes the JSON file of the server whose TGI and Triton routes this one speaks (it is known by
-`BackendConfig`). These keys are used; all others are listed in one line at the start and ignored.
+`BackendConfig`). These keys are used; all others are listed in one line at the start and ignored. All routes stand
+on the one port, those of management and metrics too. `ServerConfig.httpsEnabled` true is refused: this server
+speaks plain HTTP. Of several models in `ModelConfig` the first is served.
 
 | key | option |
 |---|---|

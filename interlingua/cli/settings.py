@@ -24,9 +24,7 @@ class Notes(list[str]):
     """Lines about harmless oddities (a foreign key that was ignored), to be printed before the start."""
 
 
-def resolve(
-    flags: Mapping[str, object], environ: Mapping[str, str], config: str | None, notes: Notes
-) -> Options:
+def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: str | None, notes: Notes) -> Options:
     """The value of every option: flag, else environment, else file, else default.
 
     Args:
@@ -74,10 +72,12 @@ def read_file(path: Path, notes: Notes) -> dict[str, object]:
         raise UsageError(f"{path}: must be a mapping of options, got {type(document).__name__}")
     if "BackendConfig" in document or "ServerConfig" in document:
         translated = vendor.translate(document)
-        if translated.ignored:
-            notes.append(
-                f"{path}: ignored keys of the vendor's configuration: {', '.join(translated.ignored)}"
+        if translated.https:
+            raise UsageError(
+                f"{path}: `{vendor.HTTPS}` must be false: this server speaks plain HTTP, TLS is a proxy's work"
             )
+        if translated.ignored:
+            notes.append(f"{path}: ignored keys of the vendor's configuration: {', '.join(translated.ignored)}")
         return _checked(path, translated.values, translated.sources)
     return _checked(path, document, {})
 

@@ -21,25 +21,32 @@ KEYS: dict[str, str] = {
 }
 
 
+HTTPS = "ServerConfig.httpsEnabled"  # true there asks for what this server does not do
+
+
 @dataclass(frozen=True, slots=True)
 class Translated:
     values: dict[str, Any]  # by our names, not checked yet
     sources: dict[str, str]  # our name -> their path, for errors
     ignored: tuple[str, ...]  # their paths that mean nothing here
+    https: bool  # the file asks for TLS
 
 
 def translate(document: Mapping[str, Any]) -> Translated:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     ignored: list[str] = []
+    https = False
     for path, value in _leaves(document, ""):
         name = KEYS.get(path)
-        if name is None:
+        if path == HTTPS:
+            https = value is not False
+        elif name is None:
             ignored.append(path)
         else:
             values[name] = value
             sources[name] = path
-    return Translated(values, sources, tuple(ignored))
+    return Translated(values, sources, tuple(ignored), https)
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

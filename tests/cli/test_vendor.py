@@ -64,6 +64,12 @@ def test_wrong_value_is_named_as_the_file_names_it(tmp_path: Path) -> None:
         resolve({}, {}, write(tmp_path, config), Notes())
 
 
+def test_https_is_refused_and_not_dropped_in_silence(tmp_path: Path) -> None:
+    config = {**CONFIG, "ServerConfig": {**CONFIG["ServerConfig"], "httpsEnabled": True}}
+    with pytest.raises(UsageError, match=r"`ServerConfig\.httpsEnabled` must be false"):
+        resolve({}, {}, write(tmp_path, config), Notes())
+
+
 def test_command_line_wins_over_it(tmp_path: Path) -> None:
     assert resolve({"port": 9}, {}, write(tmp_path, CONFIG), Notes()).port == 9
 
