@@ -41,22 +41,26 @@ class Runner:
         self._next += count
         return out[::-1]  # descending: nothing may depend on blocks being neighbours
 
-    def step(self, work: Seq[tuple[Seq[int], int, list[int]]]) -> list[F32]:
-        """One step. Each item: (ids, first position, blocks); returns the logits [len(ids), vocab] of each."""
+    def step(self, work: Seq[tuple[Seq[int], int, list[int]]], last_only: bool = False) -> list[F32]:
+        """One step. Each item: (ids, first position, blocks); returns the logits [len(ids), vocab] of each.
+
+        With `last_only` the logits [1, vocab] of each item's last token alone.
+        """
         tokens = [t for ids, _, _ in work for t in ids]
         positions = [first + i for ids, first, _ in work for i in range(len(ids))]
         offsets = np.cumsum([0] + [len(ids) for ids, _, _ in work])
         tables = np.zeros((len(work), max(len(b) for _, _, b in work)), np.int32)
         for row, (_, _, blocks) in enumerate(work):
             tables[row, : len(blocks)] = blocks
-        n = len(tokens)
+        index = offsets[1:] - 1 if last_only else np.arange(len(tokens))
+        n = len(index)
         logits = np.empty((n, self.vocab), np.float32)
         self.model.step(
             np.array(tokens, np.int32),
             np.array(positions, np.int32),
             offsets.astype(np.int32),
             tables,
-            np.arange(n, dtype=np.int32),
+            index.astype(np.int32),
             np.full(n, -1, np.int32),
             np.zeros(n, np.int32),
             np.empty(n, np.int32),
@@ -66,14 +70,14 @@ class Runner:
             np.empty((n, TOP_CAPACITY), np.float32),
             logits,
         )
+        if last_only:
+            return [logits[i : i + 1] for i in range(len(work))]
         return [logits[offsets[i] : offsets[i + 1]] for i in range(len(work))]
 
     def sequence(self, ids: Seq[int], chunk: int = 1 << 30) -> F32:
         """Logits of every position of one sequence, computed in chunks."""
         blocks = self.blocks(len(ids))
-        return np.concatenate(
-            [self.step([(ids[at : at + chunk], at, blocks)])[0] for at in range(0, len(ids), chunk)]
-        )
+        return np.concatenate([self.step([(ids[at : at + chunk], at, blocks)])[0] for at in range(0, len(ids), chunk)])
 
     def kv(self, blocks: Seq[int], layers: int) -> list[U16]:
         return [np.array(self.model.kv_block(layer, block)) for layer in range(layers) for block in blocks]

@@ -66,7 +66,7 @@ def test_the_first_source_that_names_an_option_wins(tmp_path: Path) -> None:
     path.write_text("port: 1\nhost: file\nthreads: 1\n")
     environ = {"INTERLINGUA_PORT": "2", "INTERLINGUA_HOST": "variable"}
     options = resolve({"port": 3}, environ, str(path), Notes())
-    assert (options.port, options.host, options.threads, options.max_batch_size) == (3, "variable", 1, 128)
+    assert (options.port, options.host, options.threads, options.max_batch_size) == (3, "variable", 1, 256)
 
 
 def test_file_named_by_a_variable(tmp_path: Path) -> None:

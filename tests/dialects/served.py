@@ -107,9 +107,7 @@ def say(*pieces: str | int, **more: float) -> str:
 async def _serve_all() -> None:
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    threading.Thread(
-        target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(closed.set)), daemon=True
-    ).start()
+    threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(closed.set)), daemon=True).start()
     async with contextlib.AsyncExitStack() as stack:
         urls = {}
         for name, wire in {**SETUPS, "small": SETUPS["plain"]}.items():

@@ -25,9 +25,7 @@ from interlingua.contract.events import (
 )
 
 # Binary fractions (7.8125, 15.625, 93.75 ms), so that cutting to whole milliseconds is predictable.
-TIMING = Timing(
-    arrived=64.0, queued=64 + 1 / 128, started=64 + 3 / 128, first_token=64.05, finished=64 + 15 / 128
-)
+TIMING = Timing(arrived=64.0, queued=64 + 1 / 128, started=64 + 3 / 128, first_token=64.05, finished=64 + 15 / 128)
 PREFILL = (TokenText(1, "<s>", None, True), TokenText(7, "Hi", -1.25, False))
 TOP = (TokenText(9, " sea", -0.5, False), TokenText(8, " sun", -0.75, False))
 
@@ -131,8 +129,7 @@ def test_top_tokens_only_when_asked_for() -> None:
 @pytest.mark.parametrize("path", [GENERATE, ROOT])
 def test_full_text_is_the_prompt_as_sent_and_the_text(path: str) -> None:
     parts = (
-        b'{"inputs":[{"type":"text","text":"a "},{"type":"text","text":"b"}],'
-        b'"parameters":{"return_full_text":true}}'
+        b'{"inputs":[{"type":"text","text":"a "},{"type":"text","text":"b"}],"parameters":{"return_full_text":true}}'
     )
     reply = call(path, parts).encoder.answer(fold(EVENTS))
     got = json.loads(reply.body)

@@ -23,12 +23,8 @@ def whole_and_streamed(served: Served, prompt: str, **parameters: Any) -> tuple[
     events = tgi(served.url, STREAM, prompt, details=True, **parameters).events
     text: str = answer["generated_text"]
     assert joined(events) == events[-1]["generated_text"] == text
-    assert [token["text"] for token in answer["details"]["tokens"]] == [
-        event["token"]["text"] for event in events
-    ]
-    assert [token["id"] for token in answer["details"]["tokens"]] == [
-        event["token"]["id"] for event in events
-    ]
+    assert [token["text"] for token in answer["details"]["tokens"]] == [event["token"]["text"] for event in events]
+    assert [token["id"] for token in answer["details"]["tokens"]] == [event["token"]["id"] for event in events]
     assert events[-1]["details"]["finish_reason"] == answer["details"]["finish_reason"]
     assert answer["details"]["generated_tokens"] == len(events)
     piece = "".join(event["text_output"] for event in triton(served.url, TRITON_STREAM, prompt).events)
@@ -81,9 +77,7 @@ def test_line_separators_survive_line_based_clients(served: Served) -> None:
         (["alpha"], "", "alpha"),
     ],
 )
-def test_stops_are_text_across_and_inside_tokens(
-    served: Served, stop: list[str], cut: str, kept: str
-) -> None:
+def test_stops_are_text_across_and_inside_tokens(served: Served, stop: list[str], cut: str, kept: str) -> None:
     prompt = say("alpha", " beta", " gamma")
     text, events = whole_and_streamed(served, prompt, stop=stop, max_new_tokens=20)
     assert text == cut
@@ -112,9 +106,7 @@ def test_a_failed_partial_stop_is_streamed_once_and_in_order(served: Served) -> 
 
 def test_stops_are_searched_in_new_text_only(served: Served) -> None:
     prompt = "Q: 1\nA:"
-    got = tgi(
-        served.url, GENERATE, prompt, stop=["Q:"], return_full_text=True, max_new_tokens=30, details=True
-    ).json
+    got = tgi(served.url, GENERATE, prompt, stop=["Q:"], return_full_text=True, max_new_tokens=30, details=True).json
     # The echo repeats BOS and the prompt, so the stop ends it at once; the prompt itself is whole.
     assert got["generated_text"] == prompt
     assert got["details"]["finish_reason"] == "stop_sequence"
@@ -146,9 +138,7 @@ def test_top_k_over_the_vocabulary_is_off(served: Served) -> None:
 
 
 def test_top_tokens_are_as_many_as_asked_for(served: Served) -> None:
-    got = tgi(served.url, GENERATE, say("alpha", "ab"), top_n_tokens=3, top_p=0.5, details=True).json[
-        "details"
-    ]
+    got = tgi(served.url, GENERATE, say("alpha", "ab"), top_n_tokens=3, top_p=0.5, details=True).json["details"]
     assert [len(tops) for tops in got["top_tokens"]] == [3] * len(got["tokens"])
     for token, tops in zip(got["tokens"], got["top_tokens"], strict=True):
         assert [top["logprob"] for top in tops] == sorted((top["logprob"] for top in tops), reverse=True)
@@ -161,9 +151,7 @@ def test_top_tokens_are_as_many_as_asked_for(served: Served) -> None:
 
 def test_prefill_has_every_prompt_token_and_the_first_without_logprob(served: Served) -> None:
     for _ in range(2):  # cold and warm
-        details = tgi(served.url, GENERATE, "Tonight", decoder_input_details=True, max_new_tokens=2).json[
-            "details"
-        ]
+        details = tgi(served.url, GENERATE, "Tonight", decoder_input_details=True, max_new_tokens=2).json["details"]
         assert [token["id"] for token in details["prefill"]] == [BOS, *b"Tonight"]
         assert details["prefill"][0] == {"id": BOS, "logprob": None, "special": True, "text": "<s>"}
         assert all(token["logprob"] <= 0 for token in details["prefill"][1:])
@@ -186,9 +174,7 @@ def test_length_beats_eos(served: Served) -> None:
 
 
 def test_ignore_eos_goes_on(served: Served) -> None:
-    details = tgi(served.url, GENERATE, say("ab"), ignore_eos=True, max_new_tokens=9, details=True).json[
-        "details"
-    ]
+    details = tgi(served.url, GENERATE, say("ab"), ignore_eos=True, max_new_tokens=9, details=True).json["details"]
     assert (details["finish_reason"], details["generated_tokens"]) == ("length", 9)
 
 
@@ -488,9 +474,7 @@ def test_one_too_many_is_refused_at_once_and_places_come_back(served: Served) ->
     refused = next(one for one in got if one.status == 429)
     assert refused.json["error_type"] == "overloaded"
     wait_until(lambda: metric(small, "tgi_batch_current_size") == 0)
-    assert [one.status for one in together(*(lambda: triton(small, TRITON, "x") for _ in range(4)))] == [
-        200
-    ] * 4
+    assert [one.status for one in together(*(lambda: triton(small, TRITON, "x") for _ in range(4)))] == [200] * 4
 
 
 def test_clients_that_leave_give_everything_back(served: Served) -> None:
@@ -505,7 +489,5 @@ def test_clients_that_leave_give_everything_back(served: Served) -> None:
         connection.close()
 
     together(*([leave] * 16))
-    wait_until(
-        lambda: metric(served.url, "tgi_batch_current_size") + metric(served.url, "tgi_queue_size") == 0
-    )
+    wait_until(lambda: metric(served.url, "tgi_batch_current_size") + metric(served.url, "tgi_queue_size") == 0)
     assert tgi(served.url, GENERATE, "x").status == 200

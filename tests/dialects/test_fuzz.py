@@ -31,17 +31,13 @@ scalars = (
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_nan=True, allow_infinity=True)
     | st.text(max_size=20)
-    | st.sampled_from(
-        ["None", "text", "json", "regex", "http://h/a.png", "data:image/png;base64,AAAA", "\ud800"]
-    )
+    | st.sampled_from(["None", "text", "json", "regex", "http://h/a.png", "data:image/png;base64,AAAA", "\ud800"])
 )
 values = st.recursive(
     scalars,
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["type", "value", "schema", "text", "image_url", "url", "x"]), inner
-        )
+        | st.dictionaries(st.sampled_from(["type", "value", "schema", "text", "image_url", "url", "x"]), inner)
     ),
     max_leaves=12,
 )

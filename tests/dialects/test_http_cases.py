@@ -34,9 +34,7 @@ def _fault(connection: http.client.HTTPConnection, case: Case) -> str:
     body = response.read()
     kind = response.headers["content-type"]
     if case.status != 200:
-        return check_refusal(case, response.status, body) or (
-            "" if kind == "application/json" else f"type {kind}"
-        )
+        return check_refusal(case, response.status, body) or ("" if kind == "application/json" else f"type {kind}")
     if response.status != 200:
         # The process has a real context: prompts of the table that are too long for it are refused by tokens.
         return "" if b" tokens, got " in body and len(case.body) > 1000 else f"{response.status}: {body!r}"

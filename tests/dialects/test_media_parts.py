@@ -36,9 +36,7 @@ GOOD = [
 @pytest.mark.parametrize(("path", "prompt"), [(GENERATE, "inputs"), (TRITON, "text_input")])
 def test_good_media_become_parts(kind: str, source: str, wrapped: bool, path: str, prompt: str) -> None:
     value = {"url": source, "detail": "low"} if wrapped else source
-    body = {
-        prompt: [{"type": "text", "text": "a"}, {"type": kind, kind: value}, {"type": "text", "text": "b"}]
-    }
+    body = {prompt: [{"type": "text", "text": "a"}, {"type": kind, kind: value}, {"type": "text", "text": "b"}]}
     request = call(path, json.dumps(body).encode()).request
     assert isinstance(request.prompt, TextPrompt)
     suffix = ".url" if wrapped else ""
@@ -54,9 +52,7 @@ def test_twenty_media_parts_are_allowed() -> None:
     assert len(request.prompt.parts) == 20
 
 
-@pytest.mark.parametrize(
-    ("path", "prompt", "mebibytes"), [(GENERATE, "inputs", 40), (TRITON, "text_input", 20)]
-)
+@pytest.mark.parametrize(("path", "prompt", "mebibytes"), [(GENERATE, "inputs", 40), (TRITON, "text_input", 20)])
 def test_base64_media_are_measured_when_decoded(path: str, prompt: str, mebibytes: int) -> None:
     def outcome(size: int) -> object:
         whole, rest = divmod(size, 3)

@@ -39,11 +39,7 @@ def _fault(case: Case) -> str:
             ),
             "",
         )
-    return (
-        check_refusal(case, outcome.status, outcome.body)
-        if case.status != 200
-        else f"refused: {outcome.body!r}"
-    )
+    return check_refusal(case, outcome.status, outcome.body) if case.status != 200 else f"refused: {outcome.body!r}"
 
 
 def check_refusal(case: Case, status: int, body: bytes) -> str:

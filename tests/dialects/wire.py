@@ -34,9 +34,7 @@ def find_route(path: str) -> tuple[Dialect, Route, dict[str, str]]:
 
 def call(path: str, body: bytes, settings: DialectSettings = SETTINGS) -> Call:
     _, route, variables = find_route(path)
-    wire = WireRequest(
-        method="POST", path=path, path_params=variables, headers={}, body=body, request_id="generated-1"
-    )
+    wire = WireRequest(method="POST", path=path, path_params=variables, headers={}, body=body, request_id="generated-1")
     return route.decode(wire, settings)
 
 

@@ -218,9 +218,7 @@ TRITON_PARAMETERS = (
         ("[]", "[0,18446744073709551615]"),
         ("1", '"a"', "{}", "[1,-1]", "[1.0]", '["1"]', "[null]", "[18446744073709551616]"),
     ),
-    Parameter(
-        "stop", "stop", ('"x"', '["a","b","c","d","e"]', "[]"), ('""', '["a",""]', "[1]", f'"{LONG}s"', "1")
-    ),
+    Parameter("stop", "stop", ('"x"', '["a","b","c","d","e"]', "[]"), ('""', '["a",""]', "[1]", f'"{LONG}s"', "1")),
     Parameter("stop_words", "stop", ('"x"', '["x"]', '""', "[]"), ('["a",""]', "[1]", f'"{LONG}s"', "1")),
 )
 
@@ -246,9 +244,7 @@ def _body(prompt: str, parameters: str, extra: str = "") -> bytes:
     return f'{{"{prompt}":"Hello there",{extra}"parameters":{{{parameters}}}}}'.encode()
 
 
-def _parameter_cases(
-    path: str, prompt: str, parameters: tuple[Parameter, ...], status: int
-) -> Iterator[Case]:
+def _parameter_cases(path: str, prompt: str, parameters: tuple[Parameter, ...], status: int) -> Iterator[Case]:
     for parameter in parameters:
         for text in parameter.good:
             # One token at most: the table is also sent to a real server.
@@ -432,9 +428,7 @@ def _tgi_cases(path: str, hf: bool) -> Iterator[Case]:
     """Defaults, combinations and what does not work yet."""
     stream = path == STREAM
 
-    def case(
-        name: str, parameters: str, status: int = 200, field: str = "", says: str = "", **expect: object
-    ) -> Case:
+    def case(name: str, parameters: str, status: int = 200, field: str = "", says: str = "", **expect: object) -> Case:
         return Case(name, path, _body("inputs", parameters), status, field, says, expect=expect)
 
     yield case(
@@ -492,14 +486,10 @@ def _tgi_cases(path: str, hf: bool) -> Iterator[Case]:
     if stream:
         yield case("prefill on a stream", prefill, 422, "parameters.decoder_input_details", "stream")
     else:
-        yield case(
-            "prefill implies details", prefill + ',"details":false', details=True, prompt_logprobs=True
-        )
+        yield case("prefill implies details", prefill + ',"details":false', details=True, prompt_logprobs=True)
     yield case("prefill off", '"decoder_input_details":false', prompt_logprobs=False)
     for text in NO_BOOLEANS:
-        yield case(
-            f"prefill {text}", f'"decoder_input_details":{text}', 422, "parameters.decoder_input_details"
-        )
+        yield case(f"prefill {text}", f'"decoder_input_details":{text}', 422, "parameters.decoder_input_details")
 
     best_of = "parameters.best_of"
     if stream:
@@ -536,9 +526,7 @@ def _tgi_route_cases() -> Iterator[Case]:
         body = b'{"inputs":"x","stream":true,"parameters":{"best_of":2,"do_sample":true}}'
         yield Case("best_of on a stream", path, body, 422, "parameters.best_of", "stream")
         body = b'{"inputs":"x","stream":true,"parameters":{"max_new_tokens":2147483648}}'
-        yield Case(
-            "refused before the first byte", path, body, 422, "parameters.max_new_tokens", "2147483648"
-        )
+        yield Case("refused before the first byte", path, body, 422, "parameters.max_new_tokens", "2147483648")
     for path in MINDIE_ROUTES:
         for text in ("true", "1", '"x"'):
             yield Case(f"stream={text} is ignored", path, f'{{"inputs":"x","stream":{text}}}'.encode())
@@ -552,9 +540,7 @@ def _tgi_route_cases() -> Iterator[Case]:
 
 
 def _triton_cases() -> Iterator[Case]:
-    def case(
-        name: str, body: str, status: int = 200, field: str = "", says: str = "", **expect: object
-    ) -> Case:
+    def case(name: str, body: str, status: int = 200, field: str = "", says: str = "", **expect: object) -> Case:
         return Case(name, TRITON, body.encode(), status, field, says, expect=expect)
 
     yield case(
@@ -630,9 +616,7 @@ def _triton_cases() -> Iterator[Case]:
     )
     watermark = '{"text_input":"x","parameters":{"watermark":true}}'
     yield case("watermark not yet", watermark, 400, "parameters.watermark", "not supported yet")
-    yield case(
-        "watermark at top", '{"text_input":"x","watermark":true}', 400, "watermark", "not supported yet"
-    )
+    yield case("watermark at top", '{"text_input":"x","watermark":true}', 400, "watermark", "not supported yet")
     yield case(
         "the document's body",
         '{"id":"a123","text_input":"My name is Olivier and I","parameters":{"details":true,"do_sample":true,'
@@ -650,9 +634,7 @@ def _triton_cases() -> Iterator[Case]:
         f"/v2/models/{MODEL}/versions/01/generate_stream": "01",
     }.items():
         for body in (b'{"text_input":"x"}', b"{oops"):
-            yield Case(
-                f"unknown {body!r}", path, body, 404, says=says.replace("\\", ""), error_type="not_found"
-            )
+            yield Case(f"unknown {body!r}", path, body, 404, says=says.replace("\\", ""), error_type="not_found")
     for verb in ("generate", "generate_stream"):
         yield Case("version 1", f"/v2/models/{MODEL}/versions/1/{verb}", b'{"text_input":"x"}')
 

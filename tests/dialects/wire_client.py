@@ -42,9 +42,7 @@ def send(url: str, path: str, body: Any = None, method: str = "POST", **headers:
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection.request(method, path, data, headers)
     response = connection.getresponse()
-    got = Got(
-        response.status, {name.lower(): value for name, value in response.headers.items()}, response.read()
-    )
+    got = Got(response.status, {name.lower(): value for name, value in response.headers.items()}, response.read())
     connection.close()
     return got
 

@@ -1,0 +1,122 @@
+"""The same bits, whatever the company: tiers, threads, chunks, neighbours, cache and preemption (compared with ==)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from native_runner import F32, Runner, load, load_folder
+from tiny_models import write_tiny_model
+
+from interlingua.engine.native._native import KV_BLOCK, kernel_names
+from interlingua.engine.native.load import LoadedModel
+from interlingua.hub.files import ModelFiles
+
+LENGTH = 300  # crosses a boundary of KV blocks and of attention's blocks of 256
+
+
+def random_ids(seed: int, count: int, vocab: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, vocab) for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=["int8", "int16", "bf16"])
+def numerics(request: pytest.FixtureRequest) -> dict[str, str]:
+    return {"quantize": "none"} if request.param == "bf16" else {"activations": request.param}
+
+
+@pytest.fixture(scope="module")
+def best(demo_files: ModelFiles, numerics: dict[str, str]) -> LoadedModel:
+    return load(demo_files, threads=2, **numerics)
+
+
+@pytest.fixture(scope="module")
+def alone(best: LoadedModel) -> tuple[list[int], F32]:
+    """A sequence and its logits, computed alone in one chunk on the best tier with two threads."""
+    ids = random_ids(1, LENGTH, 40000)
+    return ids, Runner(best).sequence(ids)
+
+
+def test_chunks(best: LoadedModel, alone: tuple[list[int], F32]) -> None:
+    ids, expected = alone
+    runner = Runner(best)
+    for chunk in (16, 1, 256):
+        count = 24 if chunk == 1 else LENGTH
+        assert np.array_equal(runner.sequence(ids[:count], chunk), expected[:count]), f"chunks of {chunk}"
+
+
+def test_neighbours(best: LoadedModel, alone: tuple[list[int], F32]) -> None:
+    """Alone, and among 31 others of random lengths, in prefill and in decode."""
+    ids, expected = alone
+    runner = Runner(best)
+    draw = random.Random(2)
+    others = [random_ids(10 + i, draw.randrange(2, 60), 40000) for i in range(31)]
+    blocks = [runner.blocks(len(other) + 8) for other in others]
+    mine = runner.blocks(LENGTH)
+    prompt = LENGTH - 4
+    work = [(other, 0, b) for other, b in zip(others, blocks, strict=True)]
+    results = runner.step([*work[:17], (ids[:prompt], 0, mine), *work[17:]])
+    assert np.array_equal(results[17], expected[:prompt])
+    for position in range(prompt, LENGTH):  # decode with 31 decoding neighbours
+        step = [([7], len(other) + position - prompt, b) for other, b in zip(others, blocks, strict=True)]
+        results = runner.step([*step[:5], ([ids[position]], position, mine), *step[5:]])
+        assert np.array_equal(results[5][0], expected[position])
+
+
+@pytest.mark.parametrize("tier", [name for name in kernel_names() if name != "scalar"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tiers_and_threads(
+    demo_files: ModelFiles, numerics: dict[str, str], alone: tuple[list[int], F32], tier: str, threads: int
+) -> None:
+    loaded = load(demo_files, isa=tier, threads=threads, **numerics)
+    assert loaded.model.kernels == tier, "the tier that was asked for must be the one that runs"
+    assert loaded.model.threads == threads
+    ids, expected = alone
+    count = LENGTH if threads == 2 and tier != "avx2" else 40
+    runner = Runner(loaded)
+    blocks = runner.blocks(LENGTH)
+    got = runner.step([(ids[:count], 0, blocks)])[0]
+    assert np.array_equal(got, expected[:count])
+    one = runner.step([(ids[count - 1 : count], count - 1, blocks)])[0]  # few rows take another path
+    assert np.array_equal(one, expected[count - 1 : count])
+
+
+def test_scalar_reference(tmp_path: Path) -> None:
+    """The reference tier, on models small enough for it: every weight kind and numerics, with biases and windows."""
+    print(f"tiers that ran: {', '.join(kernel_names())}")
+    for variant in ("biases", "sliding_window", "gqa_tied"):
+        folder = write_tiny_model(variant, tmp_path / variant)
+        for quantize in ("auto", "int8", "int4"):
+            for activations in ("int8", "int16"):
+                ids = random_ids(5, 70, 90)
+                results = [
+                    Runner(load_folder(folder, isa=tier, quantize=quantize, activations=activations)).sequence(ids)
+                    for tier in kernel_names()
+                ]
+                for tier, result in zip(kernel_names(), results, strict=True):
+                    assert np.array_equal(result, results[0]), f"{variant} {quantize} {activations}: {tier}"
+
+
+@pytest.mark.parametrize("activations", ["int8", "int16"])
+def test_prefill_equals_decode(demo_files: ModelFiles, activations: str) -> None:
+    """Prefill of n tokens = prefill of n-k and decode of k, logits and KV, for k = 1..64."""
+    loaded = load(demo_files, activations=activations, kv_memory=1 << 30)
+    runner = Runner(loaded)
+    n = 100
+    ids = random_ids(3, n, 40000)
+    reference = runner.blocks(n)
+    expected = runner.step([(ids, 0, reference)])[0]
+    kv = runner.kv(reference, loaded.config.layers)
+    tables = [runner.blocks(n) for _ in range(64)]
+    # All 64 splits advance side by side: split k has n-k tokens of prefill, then decodes.
+    for k, table in zip(range(1, 65), tables, strict=True):
+        runner.step([(ids[: n - k], 0, table)], last_only=True)
+    for position in range(n - 64, n):
+        live = [(k, table) for k, table in zip(range(1, 65), tables, strict=True) if position >= n - k]
+        for (k, _), got in zip(live, runner.step([([ids[position]], position, t) for _, t in live]), strict=True):
+            assert np.array_equal(got[0], expected[position]), f"k = {k}, position {position}"
+    for k, table in zip(range(1, 65), tables, strict=True):
+        for ours, theirs in zip(runner.kv(table, loaded.config.layers), kv, strict=True):
+            assert np.array_equal(ours, theirs), f"KV differs, k = {k}"
