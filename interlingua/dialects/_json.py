@@ -61,9 +61,7 @@ class Document:
         found = None
         for match in re.finditer(pattern, self.raw):
             text = match[1].decode()
-            if (number := _float(text)) is not None and (
-                number == value or (math.isnan(number) and math.isnan(value))
-            ):
+            if (number := _float(text)) is not None and (number == value or (math.isnan(number) and math.isnan(value))):
                 found = text
         return None if found is None else cut(found)
 

@@ -62,15 +62,12 @@ def operation(
         "responses": responses,
     }
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in path_parameters
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in path_parameters
     ]
     return result | ({"parameters": parameters} if parameters else {})
 
 
-def object_of(
-    fields: Iterable[Field], column: str, settings: DialectSettings, required: Iterable[str] = ()
-) -> Schema:
+def object_of(fields: Iterable[Field], column: str, settings: DialectSettings, required: Iterable[str] = ()) -> Schema:
     """An object with these fields. Unknown ones are accepted, null is good for the optional ones."""
     required = list(required)
     properties = {}
@@ -101,6 +98,11 @@ def record(properties: Mapping[str, Schema], required: Iterable[str] | None = No
     names = list(properties if required is None else required)
     schema: Schema = {"type": "object", "properties": dict(properties)}
     return schema | ({"required": names} if names else {})
+
+
+def event(data: Schema) -> Schema:
+    """A server-sent event whose data is JSON text of this schema."""
+    return record({"data": {"type": "string", "contentMediaType": "application/json", "contentSchema": data}})
 
 
 def array(items: Schema) -> Schema:

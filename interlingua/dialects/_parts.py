@@ -70,9 +70,7 @@ class Prompt:
             else:
                 media += 1
                 if media > MAX_MEDIA:
-                    raise Refusal(
-                        value, expected=f"a list with at most {MAX_MEDIA} media parts", given="more"
-                    )
+                    raise Refusal(value, expected=f"a list with at most {MAX_MEDIA} media parts", given="more")
         if chars > self.max_chars:
             self._check_length(chars)
         return tuple(parts)
@@ -109,9 +107,7 @@ class Prompt:
         if scheme == "data":
             return self._check_data(kind, source, place)
         if scheme not in ("", "file"):
-            raise Refusal(
-                source, place, "an http or https URL, a data URI or a local path", given=f"scheme {scheme}"
-            )
+            raise Refusal(source, place, "an http or https URL, a data URI or a local path", given=f"scheme {scheme}")
         if source.lower().endswith(tuple("." + extension for extension in kind.extensions)):
             if len(source) > MAX_LOCATOR:
                 raise Refusal(source, place, f"a path of at most {MAX_LOCATOR} characters", f"{len(source)}")
@@ -172,9 +168,7 @@ def _check_url(kind: Kind, source: str, place: str) -> None:
     except ValueError:
         raise Refusal(source, place, "a valid URL") from None
     if not host or not _URL.fullmatch(source):
-        raise Refusal(
-            source, place, "a URL with a host and without spaces, control characters and backslashes"
-        )
+        raise Refusal(source, place, "a URL with a host and without spaces, control characters and backslashes")
     if not path.lower().endswith(tuple("." + extension for extension in kind.extensions)):
         raise Refusal(source, place, f"a URL whose path ends with .{', .'.join(kind.extensions)}")
 

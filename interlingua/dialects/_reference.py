@@ -155,9 +155,7 @@ def _fields(fields: Iterable[Field], columns: Sequence[str], settings: DialectSe
             row += [_range(field.rule(column, False), settings), field.defaults[column]]
         lenient = _range(field.rule(columns[0], True), settings) if "lenient" in field.rules else "same"
         rows.append([*row, f"{field.effect} {field.note}".rstrip(), lenient])
-    return (
-        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
-    )
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
 
 
 def _range(rule: Rule, settings: DialectSettings) -> str:

@@ -35,9 +35,7 @@ class Refusal(Exception):  # noqa: N818 - a verdict that `_fields` turns into th
     rule's own words and the value's text where something more exact can be said.
     """
 
-    def __init__(
-        self, value: object, suffix: str = "", expected: str | None = None, given: str | None = None
-    ) -> None:
+    def __init__(self, value: object, suffix: str = "", expected: str | None = None, given: str | None = None) -> None:
         super().__init__(expected or "")
         self.value = value
         self.suffix = suffix
@@ -144,11 +142,9 @@ class Number:
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         limits = {
-            "exclusiveMinimum": self.above,
+            "exclusiveMinimum": _FLOAT32_UNDERFLOW if self.above == 0 else self.above,
             "minimum": self.at_least,
-            "exclusiveMaximum": _FLOAT32_OVERFLOW
-            if self.below is None and self.at_most is None
-            else self.below,
+            "exclusiveMaximum": _FLOAT32_OVERFLOW if self.below is None and self.at_most is None else self.below,
             "maximum": self.at_most,
         }
         return {"type": "number"} | {key: limit for key, limit in limits.items() if limit is not None}
@@ -174,9 +170,7 @@ class Text:
         return value
 
     def accepts(self, settings: DialectSettings) -> str:
-        return f"a string of {self.low} to {self.high} characters" + (
-            f" out of {self.words}" if self.words else ""
-        )
+        return f"a string of {self.low} to {self.high} characters" + (f" out of {self.words}" if self.words else "")
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "string", "minLength": self.low, "maxLength": self.high}

@@ -14,6 +14,7 @@ from interlingua.dialects._openapi import (
     STRING,
     Schema,
     array,
+    event,
     nullable,
     object_of,
     operation,
@@ -70,21 +71,15 @@ def describe(
 ) -> dict[str, Any]:
     """The operation object of one route. `stream` is None where the body decides."""
     parameters = object_of(PARAMETERS.fields, profile, settings)
-    root = object_of(
-        [INPUTS] if stream is not None else [INPUTS, STREAM], profile, settings, required=["inputs"]
-    )
+    root = object_of([INPUTS] if stream is not None else [INPUTS, STREAM], profile, settings, required=["inputs"])
     root["properties"]["parameters"] = nullable(parameters)
     answers: dict[str, Schema] = {}
     if stream is not True:
         answers["application/json"] = array(ANSWER) | {"minItems": 1, "maxItems": 1} if listed else ANSWER
     if stream is not False:
-        answers["text/event-stream"] = EVENT
+        answers["text/event-stream"] = event(EVENT)
     return operation(
-        summary="Generate text"
-        if stream is False
-        else "Stream text"
-        if stream
-        else "Generate or stream text",
+        summary="Generate text" if stream is False else "Stream text" if stream else "Generate or stream text",
         description=_DESCRIPTIONS[path],
         body=root,
         answers=answers,

@@ -12,6 +12,7 @@ from interlingua.dialects._openapi import (
     NULL,
     STRING,
     array,
+    event,
     nullable,
     object_of,
     operation,
@@ -35,9 +36,7 @@ ANSWER = record(
 )
 
 
-def describe(
-    stream: bool, versioned: bool, statuses: _errors.Statuses, settings: DialectSettings
-) -> dict[str, Any]:
+def describe(stream: bool, versioned: bool, statuses: _errors.Statuses, settings: DialectSettings) -> dict[str, Any]:
     """The operation object of one route."""
     root = object_of([ID, TEXT_INPUT, *PARAMETERS.fields], COLUMN, settings, required=["text_input"])
     root["properties"]["parameters"] = nullable(object_of(PARAMETERS.fields, COLUMN, settings))
@@ -48,7 +47,7 @@ def describe(
             + ("Events carry new text; the last one holds the details." if stream else "`stream` is ignored.")
         ),
         body=root,
-        answers={"text/event-stream" if stream else "application/json": ANSWER},
+        answers={"text/event-stream": event(ANSWER)} if stream else {"application/json": ANSWER},
         statuses=statuses,
         path_parameters=("model", "version") if versioned else ("model",),
     )

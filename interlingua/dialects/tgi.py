@@ -169,9 +169,7 @@ def _check_combinations(values: Mapping[str, Any], sampled: bool, stream: bool) 
         raise ValidationError("parameters.best_of", f"must be 1 on a stream, got {best_of}")
     if best_of > 1:
         if not sampled:
-            raise ValidationError(
-                "parameters.best_of", f"over 1 needs sampling, got {best_of} without do_sample"
-            )
+            raise ValidationError("parameters.best_of", f"over 1 needs sampling, got {best_of} without do_sample")
         if "seed" in values:
             raise ValidationError("parameters.best_of", f"over 1 excludes a seed, got {best_of} with a seed")
         raise NotSupportedError("parameters.best_of", f"over 1 is not supported yet, got {best_of}")
@@ -238,8 +236,7 @@ class TgiEncoder:
         }
         if self.top_n_tokens:
             event["top_tokens"] = [
-                {"id": top.id, "text": top.text, "logprob": top.logprob, "special": top.special}
-                for top in token.top
+                {"id": top.id, "text": top.text, "logprob": top.logprob, "special": top.special} for top in token.top
             ]
         summary = token.summary
         event["generated_text"] = None if summary is None else self.prefix + summary.text
@@ -297,9 +294,7 @@ _PLACES = (
     _Place(_INVOCATIONS, HF, None, listed=True),
 )
 
-_DEFAULTS = DialectSettings(
-    model_name="", vocab_size=0
-)  # the page shows what holds unless an operator says so
+_DEFAULTS = DialectSettings(model_name="", vocab_size=0)  # the page shows what holds unless an operator says so
 
 DIALECT = Dialect(
     name="tgi",

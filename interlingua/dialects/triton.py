@@ -188,9 +188,7 @@ def _owns(path: str) -> bool:
     return path == "/v2" or path.startswith(("/v2/", "/triton"))
 
 
-_DEFAULTS = DialectSettings(
-    model_name="", vocab_size=0
-)  # the page shows what holds unless an operator says so
+_DEFAULTS = DialectSettings(model_name="", vocab_size=0)  # the page shows what holds unless an operator says so
 
 DIALECT = Dialect(
     name="triton",
