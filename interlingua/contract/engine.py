@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,7 +49,7 @@ class EngineStream(Protocol):
     Cancelling a pending `__anext__` aborts as well.
     """
 
-    def __aiter__(self) -> EngineStream: ...
+    def __aiter__(self) -> AsyncIterator[EngineEvent]: ...
 
     def __anext__(self) -> Awaitable[EngineEvent]: ...
 
