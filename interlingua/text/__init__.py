@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizers, chat templates, grammars, and the way back from ids to text."""
