@@ -87,7 +87,7 @@ async def load(options: Options, progress: Progress) -> ServedModel:
     def read() -> tuple[ModelFiles, Tokenizer, Engine]:
         files = find(options, progress)
         tokenizer = Tokenizer.load(files)
-        return files, tokenizer, _engine(options, files, tokenizer)
+        return files, tokenizer, _engine(options, files, tokenizer, progress)
 
     files, tokenizer, engine = await _in_thread(read)
     await engine.start()
@@ -101,7 +101,7 @@ async def load(options: Options, progress: Progress) -> ServedModel:
     )
 
 
-def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer) -> Engine:
+def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, progress: Progress) -> Engine:
     if options.engine == "echo":
         from interlingua.engine.echo import EchoEngine
 
@@ -117,14 +117,16 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer) -> Engine
         files,
         NativeOptions(
             threads=options.threads,
-            activations=options.activations,
-            quantize=options.quantize,
+            activations=cast(Literal["int8", "int16"], options.activations),
+            quantize=cast(Literal["auto", "none", "int8", "int4"], options.quantize),
             kv_memory=options.kv_memory,
             max_batch_tokens=options.max_batch_tokens,
             max_batch_size=options.max_batch_size,
             prefix_cache=options.prefix_cache,
             max_seq_len=options.max_seq_len,
+            isa=options.isa,
         ),
+        progress.load,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from interlingua import __version__
 from interlingua.cli.options import DEFAULT_MODEL, Options
+from interlingua.contract.errors import ModelError
 
 
 def run(options: Options) -> int:
@@ -52,3 +53,15 @@ def _memory() -> tuple[int, int] | None:
         return None
     sizes = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
     return sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
+
+
+def _kernels(options: Options) -> Iterator[tuple[str, str]]:
+    try:
+        from interlingua.engine.native._native import kernel_names
+    except ImportError:
+        yield "kernels", "none: the native extension is not built (run scripts/setup)"
+        return
+    names = kernel_names()  # slowest first
+    if options.isa is not None and options.isa not in names:
+        raise ModelError(f"INTERLINGUA_ISA: {options.isa} does not run here; these do: {', '.join(names)}")
+    yield "kernels", f"{options.isa or names[-1]} (available: {', '.join(names)})"

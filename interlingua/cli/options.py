@@ -167,10 +167,11 @@ class Options:
         commands=_CPU,
     )
     activations: str = _option(
-        Choice("int8", "int16", "bf16"),
+        Choice("int8", "int16"),
         "int8",
         Group.ENGINE,
-        "numerics of the products with 4-bit and 8-bit weights: one int8 term, two int8 terms, or bfloat16",
+        "numerics of the products with 4-bit and 8-bit weights: one int8 term an input, or two (slower, of "
+        "float32 quality)",
         commands=_RUN,
     )
     quantize: str = _option(
@@ -192,7 +193,7 @@ class Options:
     max_batch_tokens: int = _option(
         Integer(16, 1_048_576), 512, Group.MEMORY, "tokens computed in one step, prompts and answers together"
     )
-    max_batch_size: int = _option(Integer(1, 4096), 128, Group.MEMORY, "requests that run at the same time")
+    max_batch_size: int = _option(Integer(1, 4096), 256, Group.MEMORY, "requests that run at the same time")
     prefix_cache: bool = _option(
         Switch(),
         True,

@@ -1,4 +1,4 @@
-"""Progress of downloads on standard error: a bar on a terminal, else one line per file."""
+"""Progress on standard error: a bar on a terminal, else one line for each file that is fetched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import rich.progress
+
+_WORTH_A_BAR = 2**30  # bytes of weights
 
 
 class Progress:
@@ -42,6 +44,11 @@ class Progress:
         if task is None:
             task = self._tasks[label] = bars.add_task(label, total=total)
         bars.update(task, completed=done, total=total)
+
+    def load(self, done: int, total: int) -> None:
+        """`done` of `total` bytes of weights are packed. Small models are there before a bar is worth it."""
+        if total >= _WORTH_A_BAR and sys.stderr.isatty():
+            self.show("loading the weights", done, total)
 
     def _open(self) -> rich.progress.Progress:
         from rich import progress  # late: a start that fetches nothing need not pay for it
