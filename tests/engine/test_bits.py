@@ -10,7 +10,7 @@ import pytest
 from native_runner import F32, Runner, load, load_folder
 from tiny_models import write_tiny_model
 
-from interlingua.engine.native._native import KV_BLOCK, kernel_names
+from interlingua.engine.native._native import kernel_names
 from interlingua.engine.native.load import LoadedModel
 from interlingua.hub.files import ModelFiles
 

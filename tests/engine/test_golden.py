@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from interlingua.hub.files import ModelFiles
 from native_runner import Runner, load, load_folder, log_softmax
 from tiny_models import VARIANTS, write_tiny_model
+
+from interlingua.hub.files import ModelFiles
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
