@@ -14,9 +14,7 @@ HERE = Path(__file__).parent
 
 def call(python: Path | str, program: str, url: str, calls: Sequence[dict[str, Any]]) -> list[Any]:
     """Runs calls of a client in a process of its own. A result is a value, a list or `{"raised": class}`."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))
-    }
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHON"))}
     environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
         [str(python), str(HERE / "programs" / program)],

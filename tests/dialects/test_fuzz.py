@@ -22,8 +22,7 @@ CASES = all_cases()
 PATHS = sorted({case.path for case in CASES})
 PIECES = [b"\\ud800", b"NaN", b"1e999", b"[" * 70, b'"', b"\xff"]
 NAMES = sorted({parameter.name for parameter in (*COMMON, *MINDIE, *HF, *TRITON_PARAMETERS)})
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))  # of each of the two tests
-FUZZ = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "800"))  # of both tests together
 
 scalars = (
     st.none()
@@ -55,6 +54,13 @@ bodies = st.fixed_dictionaries(
         "stop": values,
     },
 )
+
+
+def fuzz(share: float) -> settings:
+    """Settings of a test that takes its share of the examples. Making whole bodies is the slower kind."""
+    return settings(max_examples=int(EXAMPLES * share), deadline=None, suppress_health_check=list(HealthCheck))
+
+
 raw = bodies.map(lambda body: json.dumps(body).encode("utf-8", "surrogatepass")) | st.binary(max_size=200)
 
 
@@ -101,13 +107,13 @@ def both(served: Served) -> Iterator[Both]:
         assert metric(url, "tgi_batch_current_size") == metric(url, "tgi_queue_size") == 0
 
 
-@FUZZ
+@fuzz(0.35)
 @given(st.sampled_from(PATHS), raw, st.sampled_from(sorted(SETUPS)))
 def test_any_body(both: Both, path: str, body: bytes, setup: str) -> None:
     both.check(path, body, setup)
 
 
-@FUZZ
+@fuzz(0.65)
 @given(st.sampled_from(CASES), st.data())
 def test_damaged_good_bodies(both: Both, case: Case, data: st.DataObject) -> None:
     """Bytes changed, cut or doubled in bodies of the table."""
