@@ -53,6 +53,8 @@ class TextPrompt:
     @property
     def text(self) -> str:
         """All text parts, joined with nothing."""
+        if len(self.parts) == 1 and isinstance(self.parts[0], TextPart):
+            return self.parts[0].text
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
 
 

@@ -22,11 +22,11 @@ from interlingua.contract.errors import (
     UnavailableError,
 )
 from interlingua.server.exchange import Exchange, Presence
-from interlingua.server.middleware import ClientLeftError, SlowBodyError, check_key, read_body
+from interlingua.server.middleware import ClientLeftError, check_key, read_body
 from interlingua.server.responses import RenderError, answer_stream, answer_whole
 from interlingua.server.routes import Endpoint, Handler, RouteTable, paths_of
 from interlingua.server.settings import ServerSettings
-from interlingua.server.system import System, plain_error, slow_body
+from interlingua.server.system import System, plain_error
 from interlingua.service.service import Service
 
 if TYPE_CHECKING:
@@ -85,9 +85,6 @@ class App:
             await exchange.reply(endpoint.render_error(error))
         except ClientLeftError as error:
             self.service.metrics.refused(error.kind)
-        except SlowBodyError as error:
-            self.service.metrics.refused(error.kind)
-            await exchange.reply(slow_body(error))
         except Exception:
             _log.exception("%s %s failed, request %s", exchange.method, exchange.path, exchange.request_id)
             if exchange.started:
@@ -123,10 +120,10 @@ class App:
             check_key(exchange, self.settings.api_key)
             if self.service.model is None:
                 raise UnavailableError("the model is loading")
-            body = await read_body(exchange, self.settings.payload_limit, self.settings.body_timeout)
+            body = await read_body(exchange, self.settings.payload_limit)
             call = await self._decode(exchange, route, body)
             answer = answer_stream if call.stream else answer_whole
-            with Presence(exchange.receive):
+            with Presence(exchange):
                 batches = self.service.generate(call.request, exchange.arrived)
                 try:
                     await answer(exchange, call, batches, dialect.render_error)
@@ -156,9 +153,7 @@ class App:
             model.name,
             model.engine.info.vocab_size,
         ):
-            self._wire = dataclasses.replace(
-                self._wire, model_name=model.name, vocab_size=model.engine.info.vocab_size
-            )
+            self._wire = dataclasses.replace(self._wire, model_name=model.name, vocab_size=model.engine.info.vocab_size)
         return self._wire
 
 

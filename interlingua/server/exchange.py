@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,10 @@ from interlingua.contract.dialect import Reply
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
+
+WATCH = "interlingua.watch"  # key of the ASGI scope's extensions
+Watch = Callable[[Callable[[], None] | None], None]
 
 
 class Exchange:
@@ -31,6 +35,7 @@ class Exchange:
         "request_id",
         "send",
         "started",
+        "watch",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
@@ -46,6 +51,8 @@ class Exchange:
         self.send = send
         self.request_id = request_id
         self.started = False  # the status line has gone out
+        # Our protocol's word for when the client leaves: `watch(callback)`, `watch(None)`. See `protocol`.
+        self.watch: Watch | None = scope.get("extensions", {}).get(WATCH, {}).get("watch")
 
     async def reply(self, reply: Reply) -> None:
         """Sends a whole answer."""
@@ -73,15 +80,18 @@ class Exchange:
 
 
 class Presence:
-    """Cancels the task inside the `with` block when the client goes away. Leaves the block silently then.
+    """Cancels the task inside the `with` block when the client goes away, and leaves the block silently then.
 
-    The body must have been read in full: from then on `receive` says nothing but that the connection ended.
+    The body must have been read in full. Our own protocol says when the connection ends, which costs nothing;
+    under another server a task listens for it.
     """
 
-    __slots__ = ("_others", "_receive", "_task", "_watcher", "left")
+    __slots__ = ("_exchange", "_others", "_task", "_watch", "_watcher", "left")
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._watch = exchange.watch
+        self._watcher: asyncio.Task[None] | None = None
         self.left = False  # the client is gone
 
     def __enter__(self) -> Presence:
@@ -89,20 +99,29 @@ class Presence:
         assert task is not None
         self._task = task
         self._others = task.cancelling()
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        if self._watch is not None:
+            self._watch(self._leave)
+        else:
+            self._watcher = asyncio.get_running_loop().create_task(self._listen())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        self._watcher.cancel()
+        if self._watch is not None:
+            self._watch(None)
+        if self._watcher is not None:
+            self._watcher.cancel()
         if not self.left:
             return False
         # Another cancellation beside ours (the server stops) goes on outwards.
         return self._task.uncancel() <= self._others and kind is asyncio.CancelledError
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self.left = True
         self._task.cancel()
+
+    async def _listen(self) -> None:
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+        self._leave()

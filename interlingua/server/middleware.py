@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,6 @@ class ClientLeftError(InterlinguaError):
     kind = "cancelled"
 
 
-class SlowBodyError(InterlinguaError):
-    """The client stopped sending in the middle of its body."""
-
-    kind = "timeout"
-
-
 def check_key(exchange: Exchange, api_key: str | None) -> None:
     """Asks for the operator's key, if there is one. Compares in constant time. Raises UnauthorizedError."""
     if api_key is None:
@@ -34,18 +27,14 @@ def check_key(exchange: Exchange, api_key: str | None) -> None:
         raise UnauthorizedError("a valid key is needed: `Authorization: Bearer KEY`")
 
 
-async def read_body(exchange: Exchange, limit: int, patience: float) -> bytes:
+async def read_body(exchange: Exchange, limit: int) -> bytes:
     """The whole body. Never holds more than `limit` bytes of it, and one piece of the socket's.
 
     What a refused client still sends is thrown away by the protocol, which keeps the connection open
     meanwhile, so that the refusal arrives instead of a reset.
 
-    Args:
-        patience: seconds to wait for each piece.
-
     Raises:
         PayloadTooLargeError: at once if the header says so, else when the limit is passed.
-        SlowBodyError: no byte came for `patience` seconds.
         ClientLeftError: the connection ended.
     """
     length = exchange.headers.get("content-length", "")
@@ -54,11 +43,7 @@ async def read_body(exchange: Exchange, limit: int, patience: float) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
-        try:
-            async with asyncio.timeout(patience):
-                message = await exchange.receive()
-        except TimeoutError:
-            raise SlowBodyError(f"no byte of the body came for {patience:g} seconds") from None
+        message = await exchange.receive()
         if message["type"] == "http.disconnect":
             raise ClientLeftError("the client left before its request was complete")
         piece: bytes = message.get("body", b"")

@@ -26,8 +26,7 @@ def document(dialects: Sequence[Dialect]) -> dict[str, Any]:
             names = re.findall(r"{(\w+)}", route.path)
             if names and "parameters" not in operation:
                 operation["parameters"] = [
-                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                    for name in names
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
                 ]
             paths.setdefault(route.path, {})[route.method.lower()] = operation
     for path, methods in _SYSTEM.items():
@@ -73,9 +72,7 @@ _SYSTEM: dict[str, dict[str, Any]] = {
     "/health": _HEALTH,
     "/ping": _HEALTH,
     "/": _HEALTH,
-    "/info": {
-        "get": _operation("the model and its limits", {"200": _json("", {"type": "object"}), **_UNAVAILABLE})
-    },
+    "/info": {"get": _operation("the model and its limits", {"200": _json("", {"type": "object"}), **_UNAVAILABLE})},
     "/metrics": {
         "get": _operation(
             "counters and gauges for Prometheus", {"200": {"description": "", "content": {"text/plain": {}}}}

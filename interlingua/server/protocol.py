@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from interlingua.server.exchange import WATCH
 from interlingua.server.settings import ServerSettings
+
+_MAX_PIPELINED = 16  # requests of one connection that wait behind the one being answered
 
 
 class HeadTooLargeError(Exception):
@@ -41,6 +45,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes that the client had not taken when the write timer started
         self._discarded = 0  # bytes of a body whose answer is complete
+        self._in_body = False  # the head is complete, the body is not
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._last_data = 0.0  # when a byte came last, on the loop's clock
+        self._lost = False
+        self._on_leave: Callable[[], None] | None = None
 
     # --- the connection ------------------------------------------------------------------------
 
@@ -49,9 +58,22 @@ class LimitedProtocol(HttpToolsProtocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
         self._stop_head_timer()
         self._stop_write_timer()
+        if self._body_timer is not None:
+            self._body_timer.cancel()
         super().connection_lost(exc)
+        if self._on_leave is not None:
+            self._on_leave()
+
+    def watch(self, on_leave: Callable[[], None] | None) -> None:
+        """Has `on_leave` called when the connection has ended; None = no longer."""
+        self._on_leave = on_leave
+        if on_leave is not None:
+            self.flow.resume_reading()  # the end of a connection is seen by reading alone
+            if self._lost:
+                on_leave()
 
     # --- the head ------------------------------------------------------------------------------
 
@@ -73,7 +95,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
+        self._in_body = True
+        self.scope["extensions"] = {WATCH: {"watch": self.watch}}
         super().on_headers_complete()
+        if len(self.pipeline) > _MAX_PIPELINED:
+            self.transport.abort()
 
     def _count_head(self, size: int, lines: int) -> None:
         self._head_bytes += size
@@ -97,7 +123,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answers below the application, and ends the connection."""
-        body = json.dumps({"error": message, "error_type": "validation"}).encode()
+        kind = "timeout" if status == 408 else "validation"
+        body = json.dumps({"error": message, "error_type": kind}).encode()
         self.transport.write(
             STATUS_LINE[status]
             + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -119,6 +146,30 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(408, f"the request's head took longer than {self.settings.header_timeout:g} seconds")
 
     # --- the body ------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_body:
+            self._last_data = self.loop.time()
+            if self._body_timer is None:
+                self._body_timer = self.loop.call_later(self.settings.body_timeout, self._body_late)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def _body_late(self) -> None:
+        self._body_timer = None
+        if not self._in_body or self.transport.is_closing():
+            return
+        left = self._last_data + self.settings.body_timeout - self.loop.time()
+        if left > 0 or self.flow.read_paused:
+            again = max(left, 0.1) if not self.flow.read_paused else self.settings.body_timeout
+            self._body_timer = self.loop.call_later(again, self._body_late)
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self._refuse(408, f"no byte of the body came for {self.settings.body_timeout:g} seconds")
 
     def on_body(self, body: bytes) -> None:
         if self.cycle.response_complete:

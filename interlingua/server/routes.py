@@ -75,9 +75,7 @@ class RouteTable:
         return node.endpoints, dict(zip(node.names, values, strict=True))
 
 
-def _walk(
-    node: _Node, segments: list[str], at: int, values: tuple[str, ...]
-) -> tuple[_Node, tuple[str, ...]] | None:
+def _walk(node: _Node, segments: list[str], at: int, values: tuple[str, ...]) -> tuple[_Node, tuple[str, ...]] | None:
     if at == len(segments):
         return (node, values) if node.endpoints else None
     segment = segments[at]

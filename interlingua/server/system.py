@@ -10,7 +10,6 @@ import orjson
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings, Reply
 from interlingua.contract.errors import (
-    InterlinguaError,
     NotSupportedError,
     RequestError,
     UnavailableError,
@@ -42,16 +41,7 @@ _STATUSES = {
 
 def plain_error(error: RequestError) -> Reply:
     """The shape of an error on a path that no dialect claims."""
-    return Reply(
-        _STATUSES.get(error.kind, 500), orjson.dumps({"error": error.message, "error_type": error.kind})
-    )
-
-
-def slow_body(error: InterlinguaError) -> Reply:
-    """408 is the one refusal that no dialect has a shape for: it is HTTP's own."""
-    return Reply(
-        408, orjson.dumps({"error": error.message, "error_type": error.kind}), (("connection", "close"),)
-    )
+    return Reply(_STATUSES.get(error.kind, 500), orjson.dumps({"error": error.message, "error_type": error.kind}))
 
 
 class System:
@@ -96,7 +86,7 @@ class System:
     async def tokenize(self, exchange: Exchange) -> None:
         """TGI's form: `inputs` to a list of tokens, each with the bytes of the text that it stands for."""
         check_key(exchange, self._settings.api_key)
-        body = await read_body(exchange, self._settings.payload_limit, self._settings.body_timeout)
+        body = await read_body(exchange, self._settings.payload_limit)
         parsed = parse_object(body, self._wire.max_json_depth)
         parts = read_field(parsed, INPUTS, MINDIE, self._wire)
         parsed.close()
@@ -105,9 +95,7 @@ class System:
         if any(isinstance(part, MediaPart) for part in parts):
             raise NotSupportedError("inputs", "must be text: the served model reads text only")
         spans = await self._service.token_spans(TextPrompt(parts, "inputs"))
-        tokens = [
-            {"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans
-        ]
+        tokens = [{"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans]
         self._service.metrics.requests += 1
         self._service.metrics.successes += 1
         await exchange.reply(Reply(200, orjson.dumps(tokens)))

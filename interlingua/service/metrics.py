@@ -64,7 +64,7 @@ class Metrics:
         self.stats: Callable[[], EngineStats | None] = lambda: None
         self.requests = 0
         self.successes = 0
-        self.failures: dict[str, int] = {}  # by kind of error
+        self.failures: dict[str, int] = {}  # by `err`, which is mostly the kind of error
         self.duration = Histogram("tgi_request_duration", "seconds from arrival to end", _DURATIONS)
         self.validation = Histogram(
             "tgi_request_validation_duration", "seconds from arrival to the engine's queue", _DURATIONS
@@ -94,7 +94,8 @@ class Metrics:
 
     def failed(self, kind: str) -> None:
         """A request ended without its answer; `kind` is that of the error, or `DROPPED`."""
-        self.failures[kind] = self.failures.get(kind, 0) + 1
+        name = _ERR.get(kind, kind)
+        self.failures[name] = self.failures.get(name, 0) + 1
 
     def refused(self, kind: str) -> None:
         """A request that never reached the service, such as one whose body could not be decoded."""
@@ -155,14 +156,12 @@ class Metrics:
             *_counter(
                 "tgi_request_failure",
                 "requests that ended otherwise",
-                {f'{{err="{_ERR.get(kind, kind)}"}}': count for kind, count in sorted(self.failures.items())},
+                {f'{{err="{name}"}}': count for name, count in sorted(self.failures.items())},
             ),
             *_counter("interlingua_steps_total", "steps of the engine", {"": stats.steps_total}),
             *_counter("interlingua_preemptions_total", "requests put back", {"": stats.preemptions_total}),
             *_counter("interlingua_prompt_tokens_total", "tokens read", {"": stats.prompt_tokens_total}),
-            *_counter(
-                "interlingua_generated_tokens_total", "tokens made", {"": stats.generated_tokens_total}
-            ),
+            *_counter("interlingua_generated_tokens_total", "tokens made", {"": stats.generated_tokens_total}),
             *_counter(
                 "interlingua_prefix_hit_tokens_total",
                 "prompt tokens whose KV was in the cache",

@@ -157,9 +157,7 @@ class Preparer:
         if request.grammar is not None:
             raise _not_supported(request, "grammar")
         if request.adapter_id is not None:
-            raise NotSupportedError(
-                request.wire_name("adapter_id"), f"names no loaded adapter: {request.adapter_id!r}"
-            )
+            raise NotSupportedError(request.wire_name("adapter_id"), f"names no loaded adapter: {request.adapter_id!r}")
         if request.best_of > 1:
             raise _not_supported(request, "best_of")
         if sampling.watermark:
@@ -190,9 +188,7 @@ class Preparer:
         if not ids:
             raise ValidationError(prompt.field, "must not be empty")
         if len(ids) > self.room.prompt:
-            raise ValidationError(
-                prompt.field, f"must have at most {self.room.prompt} tokens, got {len(ids)} tokens"
-            )
+            raise ValidationError(prompt.field, f"must have at most {self.room.prompt} tokens, got {len(ids)} tokens")
         return ids
 
     def finish(self, request: GenerationRequest, ids: Sequence[int], deadline: float) -> PreparedRequest:

@@ -297,7 +297,7 @@ class _Deadline:
     the next wait then fails at once.
     """
 
-    __slots__ = ("_cancelled", "_others", "_over", "_seconds", "_timer", "_waiting", "at")
+    __slots__ = ("_cancelled", "_loop", "_others", "_over", "_seconds", "_timer", "_waiting", "at")
 
     def __init__(self, arrived: float, seconds: float) -> None:
         self.at = arrived + seconds  # on the clock of time.monotonic
@@ -307,12 +307,14 @@ class _Deadline:
         self._over = False
         self._cancelled = False
         left = max(0.0, self.at - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(left, self._expire)
 
     def __enter__(self) -> None:
         if self._over:
             raise self._error()
-        task = asyncio.current_task()
+        # Asked for each time: a consumer may well wrap every step in a task of its own.
+        task = asyncio.current_task(self._loop)
         assert task is not None
         self._waiting = task
         self._others = task.cancelling()
@@ -430,9 +432,7 @@ class _Story:
         elapsed = (event.at - self._last_at) * 1000.0
         self._last_at = event.at
         top = self._top(event) if event.top else ()
-        return TextToken(
-            self._index, event.token_id, piece.text, event.logprob, piece.special, elapsed, top, summary
-        )
+        return TextToken(self._index, event.token_id, piece.text, event.logprob, piece.special, elapsed, top, summary)
 
     def _top(self, event: TokenEvent) -> tuple[TokenText, ...]:
         table = self._table

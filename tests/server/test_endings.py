@@ -139,7 +139,7 @@ async def test_leaving_in_the_middle_of_the_body(start: Start):
     connection.close()
     await asyncio.sleep(0.05)
     await site.home.emptied()
-    assert site.home.service.metrics.failures == {"cancelled": 1}
+    assert site.home.service.metrics.failures == {"dropped": 1}
 
 
 async def test_two_hundred_clients_that_vanish(start: Start):
