@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from interlingua.cli.options import Options
-from interlingua.cli.progress import Progress
+from interlingua.cli.progress import WeightsBar
 from interlingua.contract.engine import Engine
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel
@@ -68,29 +68,24 @@ def limits(options: Options) -> Limits:
     )
 
 
-def find(options: Options, progress: Progress) -> ModelFiles:
-    """The model's files, fetched if need be. Raises ModelError."""
+def find(options: Options) -> ModelFiles:
+    """The model's files, fetched if need be, with progress on standard error. Raises ModelError."""
     from interlingua.hub import resolve
 
-    return resolve(
-        options.model,
-        revision=options.revision,
-        token=options.token,
-        cache_dir=None,  # INTERLINGUA_CACHE, which main has set from the options
-        progress=progress.show,
-    )
+    return resolve(options.model, revision=options.revision, token=options.token, cache_dir=options.cache)
 
 
-async def load(options: Options, progress: Progress) -> ServedModel:
+async def load(options: Options) -> ServedModel:
     """The model, its engine started. Blocks the event loop nowhere. Raises ModelError."""
+    with WeightsBar() as bar:
 
-    def read() -> tuple[ModelFiles, Tokenizer, Engine]:
-        files = find(options, progress)
-        tokenizer = Tokenizer.load(files)
-        return files, tokenizer, _engine(options, files, tokenizer, progress)
+        def read() -> tuple[ModelFiles, Tokenizer, Engine]:
+            files = find(options)
+            tokenizer = Tokenizer.load(files)
+            return files, tokenizer, _engine(options, files, tokenizer, bar)
 
-    files, tokenizer, engine = await _in_thread(read)
-    await engine.start()
+        files, tokenizer, engine = await _in_thread(read)
+        await engine.start()
     defaults = ModelDefaults() if options.ignore_generation_config else None
     return ServedModel(
         name=options.served_model_name or files.name,
@@ -101,7 +96,7 @@ async def load(options: Options, progress: Progress) -> ServedModel:
     )
 
 
-def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, progress: Progress) -> Engine:
+def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: WeightsBar) -> Engine:
     if options.engine == "echo":
         from interlingua.engine.echo import EchoEngine
 
@@ -126,7 +121,7 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, progress:
             max_seq_len=options.max_seq_len,
             isa=options.isa,
         ),
-        progress.load,
+        bar.show,
     )
 
 

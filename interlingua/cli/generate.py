@@ -7,7 +7,6 @@ import sys
 
 from interlingua.cli import assemble
 from interlingua.cli.options import Options
-from interlingua.cli.progress import Progress
 from interlingua.contract.events import FailedEvent, TextToken
 from interlingua.contract.request import GenerationRequest, SamplingRequest, TextPart, TextPrompt
 from interlingua.service.service import Service
@@ -41,8 +40,7 @@ def request_of(options: Options, prompt: str) -> GenerationRequest:
 
 
 async def _generate(options: Options, request: GenerationRequest) -> None:
-    with Progress() as progress:
-        model = await assemble.load(options, progress)
+    model = await assemble.load(options)
     service = Service(assemble.limits(options))
     service.attach(model)
     try:

@@ -14,7 +14,7 @@ from interlingua.contract.errors import ModelError
 
 
 def run(options: Options) -> int:
-    rows = [*_program(), *_machine(options), *_kernels(options), *_models()]
+    rows = [*_program(), *_machine(options), *_kernels(options), *_models(options)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
@@ -65,3 +65,15 @@ def _kernels(options: Options) -> Iterator[tuple[str, str]]:
     if options.isa is not None and options.isa not in names:
         raise ModelError(f"INTERLINGUA_ISA: {options.isa} does not run here; these do: {', '.join(names)}")
     yield "kernels", f"{options.isa or names[-1]} (available: {', '.join(names)})"
+
+
+def _models(options: Options) -> Iterator[tuple[str, str]]:
+    from interlingua.hub.packages import KNOWN_MODELS
+    from interlingua.hub.resolve import cache_folder
+
+    cache = cache_folder(options.cache)
+    yield "cache", str(cache)
+    for model in KNOWN_MODELS.values():
+        here = (cache / "models" / model.name / model.file).is_file()
+        default = ", the default" if model.name == DEFAULT_MODEL else ""
+        yield "model", f"{model.name} ({model.size / 1e6:.0f} MB, {'here' if here else 'not fetched'}{default})"

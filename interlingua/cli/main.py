@@ -35,7 +35,6 @@ def _run(argv: Sequence[str]) -> int:
     options = settings.resolve(flags, os.environ, config, notes)
     for note in notes:
         print(f"interlingua: {note}", file=sys.stderr)
-    _publish(options.isa, options.cache)
     # Late imports: each command pays for what it needs alone.
     if command == "serve":
         from interlingua.cli import serve
@@ -52,14 +51,6 @@ def _run(argv: Sequence[str]) -> int:
     from interlingua.cli import info
 
     return info.run(options)
-
-
-def _publish(isa: str | None, cache: str | None) -> None:
-    """The kernels and the hub read these two from the environment, however they were given."""
-    if isa is not None:
-        os.environ["INTERLINGUA_ISA"] = isa
-    if cache is not None:
-        os.environ["INTERLINGUA_CACHE"] = cache
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar on a terminal, else one line for each file that is fetched."""
+"""The bar while a large model's weights are read. Downloads show themselves: see `hub/progress.py`."""
 
 from __future__ import annotations
 
@@ -7,60 +7,33 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import rich.progress
+    from interlingua.hub.progress import Progress
 
-_WORTH_A_BAR = 2**30  # bytes of weights
+_WORTH_A_BAR = 2**30  # bytes; less is read before a bar could be looked at
 
 
-class Progress:
-    """A context manager around the work that is shown; prints nothing when nothing is fetched.
-
-    `show` may be called from any thread, one at a time.
-    """
+class WeightsBar:
+    """A context manager around the loading of a model. Draws nothing for a small one, or without a terminal."""
 
     def __init__(self) -> None:
-        self._bars: rich.progress.Progress | None = None
-        self._tasks: dict[str, rich.progress.TaskID | None] = {}
+        self._bar: Progress | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> WeightsBar:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        if self._bar is not None:
+            self._bar.end()
 
-    def show(self, label: str, done: int, total: int | None) -> None:
-        """`done` of `total` bytes of `label` are here; `total` None = not known."""
-        if not sys.stderr.isatty():
-            if label not in self._tasks:
-                self._tasks[label] = None
-                size = "" if total is None else f" ({total / 1e6:,.1f} MB)"
-                print(f"interlingua: fetching {label}{size}", file=sys.stderr, flush=True)
+    def show(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are packed. Called from any one thread."""
+        if total < _WORTH_A_BAR or not sys.stderr.isatty():
             return
-        bars = self._bars or self._open()
-        task = self._tasks.get(label)
-        if task is None:
-            task = self._tasks[label] = bars.add_task(label, total=total)
-        bars.update(task, completed=done, total=total)
+        if self._bar is None:
+            from interlingua.hub.progress import BarProgress
 
-    def load(self, done: int, total: int) -> None:
-        """`done` of `total` bytes of weights are packed. Small models are there before a bar is worth it."""
-        if total >= _WORTH_A_BAR and sys.stderr.isatty():
-            self.show("loading the weights", done, total)
-
-    def _open(self) -> rich.progress.Progress:
-        from rich import progress  # late: a start that fetches nothing need not pay for it
-        from rich.console import Console
-
-        self._bars = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.DownloadColumn(),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._bars.start()
-        return self._bars
+            self._bar = BarProgress()
+            self._bar.begin("reading the weights", total)
+        self._bar.update(done)

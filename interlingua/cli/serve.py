@@ -7,7 +7,6 @@ import time
 
 from interlingua.cli import assemble
 from interlingua.cli.options import Options
-from interlingua.cli.progress import Progress
 from interlingua.server.app import build_app
 from interlingua.server.routes import discover
 from interlingua.server.run import run as run_server
@@ -19,11 +18,9 @@ def run(options: Options) -> int:
     _set_up_logging(options.log_level)
     service = Service(assemble.limits(options))
     app = build_app(service, discover(), assemble.server_settings(options), assemble.wire_settings(options))
-    progress = Progress()
 
     async def load() -> ServedModel:
-        with progress:
-            return await assemble.load(options, progress)
+        return await assemble.load(options)
 
     def ready(url: str) -> None:
         model = service.model
