@@ -199,7 +199,7 @@ def merges_by_score(
     order = mergeable[np.argsort(-scores[mergeable], kind="stable")]
     pieces = {tokens[index] for index in mergeable}
     merges: list[tuple[str, str]] = []
-    for index in order.tolist():
+    for index in map(int, order):
         piece = tokens[index]
         for cut in range(1, len(piece)):
             left = piece[:cut]
