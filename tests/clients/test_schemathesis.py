@@ -22,7 +22,8 @@ CHECKS = (
     "response_schema_conformance",
     "negative_data_rejection",
 )
-EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "5")  # of each operation, beside the edges of its schema
+EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "40")  # of each operation
+PHASES = os.environ.get("SCHEMATHESIS_PHASES", "fuzzing")  # "coverage,fuzzing": the schemas' edges, too
 
 
 def test_the_openapi_page(served: Served, clients_python: Path, tmp_path: Path) -> None:
@@ -37,10 +38,10 @@ def test_the_openapi_page(served: Served, clients_python: Path, tmp_path: Path) 
     description.write_text(json.dumps(page))
     command = [str(clients_python.with_name("schemathesis")), "run", str(description), "--url", served.url]
     command += ["--max-examples", EXAMPLES, "--checks", ",".join(CHECKS), "--seed", "1", "--no-color"]
-    command += ["--phases", "coverage,fuzzing", "--generation-database", "none"]
+    command += ["--phases", PHASES, "--generation-database", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     generated = re.search(r"(\d+) generated", done.stdout)
-    assert generated is not None and int(generated[1]) >= 1000, done.stdout[-1000:]
+    assert generated is not None and int(generated[1]) >= 200, done.stdout[-1000:]
     assert send(served.url, "/health", method="GET").status == 200
     assert metric(served.url, "tgi_batch_current_size") == metric(served.url, "tgi_queue_size") == 0
