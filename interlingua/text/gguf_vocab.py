@@ -196,11 +196,11 @@ def merges_by_score(
 ) -> list[tuple[str, str]]:
     """Every way to join two pieces into a third, best score of the third first; equal scores in order of id."""
     mergeable = np.flatnonzero(np.isin(types, (_NORMAL, _UNUSED)))
-    order = mergeable[np.argsort(-scores[mergeable], kind="stable")]
-    pieces = {tokens[index] for index in mergeable}
+    order: list[int] = mergeable[np.argsort(-scores[mergeable], kind="stable")].tolist()
+    ordered = [tokens[index] for index in order]
+    pieces = set(ordered)
     merges: list[tuple[str, str]] = []
-    for index in map(int, order):
-        piece = tokens[index]
+    for piece in ordered:
         for cut in range(1, len(piece)):
             left = piece[:cut]
             if left in pieces:
