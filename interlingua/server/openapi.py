@@ -71,6 +71,19 @@ _HEALTH = {
 _SYSTEM: dict[str, dict[str, Any]] = {
     "/health": _HEALTH,
     "/ping": _HEALTH,
+    "/v2/health/live": {"get": _operation("200 as soon as the port is open", {"200": {"description": ""}})},
+    "/v2/health/ready": _HEALTH,
+    "/v2/models/{model}/ready": {
+        "get": _operation(
+            "200 when requests for this model can be served",
+            {
+                "200": {"description": "nothing in the body"},
+                "404": _json("another model", _JSON_ERROR),
+                **_UNAVAILABLE,
+            },
+            parameters=[{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+        )
+    },
     "/": _HEALTH,
     "/info": {"get": _operation("the model and its limits", {"200": _json("", {"type": "object"}), **_UNAVAILABLE})},
     "/metrics": {

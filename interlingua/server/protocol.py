@@ -41,6 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._head_bytes = 0
         self._head_lines = 0
+        self._in_head = False  # a request has begun, its head is not complete
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes that the client had not taken when the write timer started
@@ -79,6 +80,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head = True
         self._head_bytes = 0
         self._head_lines = 0
         self._discarded = 0
@@ -95,6 +97,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
+        self._in_head = False
         self._in_body = True
         self.scope["extensions"] = {WATCH: {"watch": self.watch}}
         super().on_headers_complete()
@@ -142,7 +145,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _head_late(self) -> None:
         self._head_timer = None
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
+            self.transport.close()  # it asked for nothing: an answer now might be taken for a later request's
+        else:
             self._refuse(408, f"the request's head took longer than {self.settings.header_timeout:g} seconds")
 
     # --- the body ------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from typing import Any
 
 from uvicorn import Config, Server
 
@@ -21,7 +23,7 @@ from interlingua.service.service import ServedModel
 _log = logging.getLogger(__name__)
 
 Load = Callable[[], Awaitable[ServedModel]]
-_LAST_BYTES = 5.0  # seconds for connections to close after every request has ended
+_LAST_BYTES = 5  # seconds for connections to close after every request has ended
 
 
 class _Server(Server):
@@ -68,11 +70,11 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, listener: socket.socket) -> AsyncIterator[str]:
-    """Serves `app` on `listener` while the block runs, and yields its URL. On leaving, ends what still runs.
+async def listening(app: App, listener: socket.socket, hurry: asyncio.Event | None = None) -> AsyncIterator[str]:
+    """Serves `app` on `listener` while the block runs, and yields its URL. On leaving, ends what runs.
 
-    The end: no new requests; running ones get `stop_grace` seconds; the engine then ends the rest with an
-    error event; the connections are closed.
+    The end: no new requests; running ones get `stop_grace` seconds, or until `hurry` is set; the engine then
+    ends the rest with an error event; the connections are closed.
     """
     settings = app.settings
     server = _Server(
@@ -85,25 +87,43 @@ async def listening(app: App, listener: socket.socket) -> AsyncIterator[str]:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=int(settings.keep_alive_timeout),
-            timeout_graceful_shutdown=int(_LAST_BYTES),
+            timeout_keep_alive=math.ceil(settings.keep_alive_timeout),
+            timeout_graceful_shutdown=_LAST_BYTES,
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await server.listening.wait()
+        await _first(serving, server.listening.wait())
+        if serving.done():
+            await serving  # raises why
         host, port = listener.getsockname()[:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
-        service = app.service
-        service.begin_stop()
-        if not await service.wait_until_empty(settings.stop_grace):
-            _log.warning("%d requests did not end in time and are cut off", service.inside)
-        if service.model is not None:
-            await service.model.engine.stop()
+        await _wind_down(app, hurry or asyncio.Event())
         server.end()
         await serving
-        service.close()
+
+
+async def _wind_down(app: App, hurry: asyncio.Event) -> None:
+    service = app.service
+    service.begin_stop()
+    await _first(service.wait_until_empty(), hurry.wait(), seconds=app.settings.stop_grace)
+    if service.inside:
+        _log.warning("%d requests did not end in time and are cut off", service.inside)
+    if service.model is not None:
+        await service.model.engine.stop()
+    service.close()
+
+
+async def _first(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], seconds: float | None = None) -> None:
+    """Returns when one of `waits` is over, or after `seconds`. Cancels the coroutines, not the futures."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, wait in zip(tasks, waits, strict=True):
+            if task is not wait:
+                task.cancel()
 
 
 async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> None:
@@ -119,23 +139,31 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
         ModelError: the port is taken, or `load` raised it.
     """
     listener = bind(app.settings)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    async with listening(app, listener) as url:
-        loading = asyncio.ensure_future(load())
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        async with listening(app, listener, hurry) as url:
+            loading = asyncio.ensure_future(load())
+            try:
+                await _first(loading, stop.wait())
+                if not loading.done():
+                    return
                 app.service.attach(loading.result())
                 if on_ready is not None:
                     on_ready(url)
-                await stopping
-        finally:
-            loading.cancel()
-            stopping.cancel()
+                await stop.wait()
+            finally:
+                loading.cancel()
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
 
 
 def run(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> None:

@@ -10,6 +10,7 @@ import orjson
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings, Reply
 from interlingua.contract.errors import (
+    NotFoundError,
     NotSupportedError,
     RequestError,
     UnavailableError,
@@ -59,6 +60,9 @@ class System:
         """(method, path, handler). GET `/` and `/ping` are TGI's other names for its health."""
         for path in ("/health", "/ping", "/"):
             yield "GET", path, self.health
+        yield "GET", "/v2/health/live", self.live
+        yield "GET", "/v2/health/ready", self.health
+        yield "GET", "/v2/models/{model}/ready", self.model_ready
         yield "GET", "/info", self.info
         yield "GET", "/metrics", self.metrics
         yield "POST", "/tokenize", self.tokenize
@@ -72,6 +76,17 @@ class System:
             await exchange.reply(Reply(200, b""))
             return
         await exchange.reply(Reply(503, orjson.dumps({"error": problem, "error_type": "healthcheck"})))
+
+    async def live(self, exchange: Exchange) -> None:
+        """KServe: 200 as soon as the port is open."""
+        await exchange.reply(Reply(200, b""))
+
+    async def model_ready(self, exchange: Exchange) -> None:
+        """KServe: as `health`, and 404 for a model that is not served."""
+        model, name = self._service.model, exchange.path_params["model"]
+        if model is not None and name != model.name:
+            raise NotFoundError(f"there is no model {name!r} here, only {model.name!r}")
+        await self.health(exchange)
 
     async def info(self, exchange: Exchange) -> None:
         """The keys of TGI 3 and 0.9 and of the vendor's server together."""

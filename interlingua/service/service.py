@@ -132,13 +132,9 @@ class Service:
         """Refuses all new requests; those inside go on."""
         self._state = State.STOPPING
 
-    async def wait_until_empty(self, seconds: float) -> bool:
-        """Waits until no request is inside, at most `seconds`. Returns whether that came true."""
-        try:
-            await asyncio.wait_for(self._emptied.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+    async def wait_until_empty(self) -> None:
+        """Returns when no request is inside."""
+        await self._emptied.wait()
 
     def close(self) -> None:
         """Ends the worker threads. The service cannot be used after it."""

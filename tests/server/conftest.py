@@ -53,9 +53,7 @@ async def start() -> AsyncIterator[Start]:
     """
     async with contextlib.AsyncExitStack() as stack:
 
-        async def begin(
-            *args: Any, server: dict[str, Any] | None = None, dialects: Any = None, **more: Any
-        ) -> Site:
+        async def begin(*args: Any, server: dict[str, Any] | None = None, dialects: Any = None, **more: Any) -> Site:
             home = house(*args, **more)
             settings = ServerSettings(**{"port": 0, "stop_grace": 0.2, **(server or {})})
             app = build_app(home.service, discover() if dialects is None else dialects, settings)

@@ -44,9 +44,7 @@ async def test_whole_and_stream_say_the_same(start: Start):
     joined = "".join(event["token"]["text"] for event in events if not event["token"]["special"])
     assert joined == events[-1]["generated_text"] == whole.json["generated_text"] == "héllo 😀"
     assert [event["generated_text"] for event in events[:-1]] == [None] * (len(events) - 1)
-    assert [event["token"]["text"] for event in events] == [
-        t["text"] for t in whole.json["details"]["tokens"]
-    ]
+    assert [event["token"]["text"] for event in events] == [t["text"] for t in whole.json["details"]["tokens"]]
     await site.home.emptied()
 
 
@@ -179,9 +177,7 @@ async def test_a_client_that_never_reads_is_cut_off(start: Start):
 
 
 async def test_overload_refuses_at_once_and_permits_come_back(start: Start):
-    site = await start(
-        Script(ids=(97, EOS), start_delay=0.2), limits=Limits(max_concurrent_requests=4), max_running=2
-    )
+    site = await start(Script(ids=(97, EOS), start_delay=0.2), limits=Limits(max_concurrent_requests=4), max_running=2)
     answers = await asyncio.gather(*(site.post((WHOLE, STREAM)[n % 2], body()) for n in range(40)))
     refused = [answer for answer in answers if answer.status == 429]
     assert len(refused) == 36 and sum(answer.status == 200 for answer in answers) == 4
@@ -260,9 +256,7 @@ async def test_engine_faults(start: Start, error: GenerationError | None, status
 
 
 async def test_engine_death(start: Start):
-    site = await start(
-        lambda request: Script(ids=(97,) * 9, die_at=3) if len(request.prompt_ids) > 3 else LONG
-    )
+    site = await start(lambda request: Script(ids=(97,) * 9, die_at=3) if len(request.prompt_ids) > 3 else LONG)
     other = asyncio.create_task(site.post(STREAM, body()))
     await until_inside(site, 1)
     await asyncio.sleep(0.05)

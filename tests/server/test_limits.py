@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -12,6 +13,7 @@ from byte_model import script
 from conftest import Start
 from sockets import Connection
 
+from interlingua.engine.echo import Script
 from interlingua.service.prepare import Limits
 
 LIMIT = 10_000
@@ -109,6 +111,16 @@ async def test_a_slow_body_that_makes_progress_is_good(start: Start):
     connection.close()
 
 
+async def test_too_many_pipelined_requests_are_cut_off(start: Start):
+    site = await start(Script(start_delay=30))
+    connection = await site.connect()
+    for _ in range(30):
+        connection.send("POST", "/generate", {"inputs": "x"})
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(connection.reader.read(), 10) == b""
+    await site.home.emptied(1.0)
+
+
 # --- heads -----------------------------------------------------------------------------------------------
 
 
@@ -141,12 +153,18 @@ async def test_an_endless_url_is_refused_before_it_ends(start: Start):
     connection.close()
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /generate HTTP/1.1\r\nhost: x\r\n"])
-async def test_a_head_that_does_not_end(start: Start, sent: bytes):
+async def test_a_head_that_does_not_end(start: Start):
     site = await start(server={"header_timeout": 0.1})
     connection = await site.connect()
-    connection.writer.write(sent)
+    connection.writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\n")
     assert (await connection.answer()).status == 408
+    assert await connection.reader.read() == b""
+    connection.close()
+
+
+async def test_a_connection_that_asks_for_nothing_is_closed_without_a_word(start: Start):
+    site = await start(server={"header_timeout": 0.1})
+    connection = await site.connect()
     assert await connection.reader.read() == b""
     connection.close()
 

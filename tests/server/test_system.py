@@ -42,6 +42,21 @@ async def test_health(start: Start):
     )
 
 
+async def test_kserve_tells_life_from_readiness(start: Start):
+    site = await start(loaded=False)
+    model = f"/v2/models/{NAME}/ready"
+
+    async def statuses() -> list[int]:
+        paths = ("/v2/health/live", "/v2/health/ready", model, "/v2/models/other/ready")
+        return [(await site.ask("GET", path)).status for path in paths]
+
+    assert await statuses() == [200, 503, 503, 503]
+    site.home.service.attach(served(site.home.engine))
+    assert await statuses() == [200, 200, 200, 404]
+    site.home.service.begin_stop()
+    assert await statuses() == [200, 503, 503, 404]
+
+
 async def test_while_the_model_loads_the_port_is_open(start: Start):
     site = await start(script("ok"), loaded=False)
     assert (await site.ask("GET", "/health")).status == 503
@@ -318,6 +333,40 @@ async def test_a_signal_lets_running_work_end_and_refuses_new():
         await Connection.open(port)
     idle.close()
     await home.emptied()
+
+
+async def test_a_second_signal_waits_for_nobody():
+    home = house(Script(start_delay=30), loaded=False)
+    app = build_app(home.service, discover(), ServerSettings(port=0, stop_grace=60.0))
+    ready: asyncio.Queue[str] = asyncio.Queue()
+
+    async def load() -> ServedModel:
+        return served(home.engine)
+
+    serving = asyncio.create_task(serve(app, load, ready.put_nowait))
+    port = int((await ready.get()).rsplit(":", 1)[1])
+    running = asyncio.create_task(ask(port, "POST", "/generate", {"inputs": "x"}))
+    await asyncio.sleep(0.1)
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    signal.raise_signal(signal.SIGINT)
+    assert (await asyncio.wait_for(running, 5)).status == 503
+    await asyncio.wait_for(serving, 5)
+    await home.emptied()
+
+
+async def test_a_signal_ends_a_server_that_still_loads():
+    app = build_app(house(loaded=False).service, discover(), ServerSettings(port=0))
+
+    async def load() -> ServedModel:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    serving = asyncio.create_task(serve(app, load))
+    await asyncio.sleep(0.2)
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.wait_for(serving, 5)
 
 
 async def test_what_outlasts_the_grace_ends_with_an_error_event():
