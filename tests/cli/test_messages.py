@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import refused, run
 
 from interlingua import __version__
 from interlingua.cli.options import OPTIONS
 from interlingua.cli.parser import COMMANDS
-
-
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("INTERLINGUA_")}
-    cache = {name: os.environ[name] for name in ("INTERLINGUA_CACHE",) if name in os.environ}
-    return subprocess.run(
-        [sys.executable, "-m", "interlingua.cli.main", *arguments],
-        env={**inherited, **cache, "COLUMNS": "100", **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def refused(result: subprocess.CompletedProcess[str]) -> str:
-    """The one line of a refusal."""
-    assert result.returncode == 2, result.stderr
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("interlingua: ")
-    return lines[0].removeprefix("interlingua: ")
 
 
 @pytest.mark.parametrize(
@@ -76,19 +53,6 @@ def test_port_in_use() -> None:
         port = taken.getsockname()[1]
         line = refused(run("serve", "--engine", "echo", "--port", str(port)))
     assert line == f"cannot listen on 127.0.0.1:{port}: Address already in use"
-
-
-def test_model_that_is_no_gguf(tmp_path: Path) -> None:
-    path = tmp_path / "broken.gguf"
-    for content in (b"", b"GGUF", b"PK\x03\x04 something else"):
-        path.write_bytes(content)
-        assert str(path) in refused(run("serve", str(path), "--port", "0"))
-
-
-def test_model_that_is_not_there(tmp_path: Path) -> None:
-    assert "none.gguf" in refused(run("serve", str(tmp_path / "none.gguf"), "--port", "0"))
-    (tmp_path / "empty").mkdir()
-    assert "empty" in refused(run("generate", str(tmp_path / "empty"), "hello"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,50 @@
+"""Every setting of the other rooms can be set, or is left out for a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from interlingua.cli import assemble
+from interlingua.cli.generate import request_of
+from interlingua.cli.options import BY_NAME, Options
+from interlingua.contract.dialect import DialectSettings
+from interlingua.engine.native.engine import NativeOptions
+from interlingua.server.settings import ServerSettings
+from interlingua.service.prepare import Limits
+
+# Settings that are no options of their own: the loaded model says them, or the documents fix them.
+NO_OPTION = {"model_name", "vocab_size", "compute_type", "max_prompt_chars", "max_prompt_tokens"}
+OTHER_NAME = {"default_timeout": "timeout"}
+
+
+@pytest.mark.parametrize("settings", [ServerSettings, DialectSettings, Limits, NativeOptions])
+def test_every_setting_is_an_option(settings: Any) -> None:
+    for field in dataclasses.fields(settings):
+        if field.name not in NO_OPTION:
+            option = BY_NAME[OTHER_NAME.get(field.name, field.name)]
+            assert field.default == option.default, f"{field.name} has two defaults"
+
+
+@pytest.mark.parametrize("make", [assemble.server_settings, assemble.wire_settings, assemble.limits])
+def test_every_option_arrives(make: Any) -> None:
+    before = make(Options())
+    for field in dataclasses.fields(before):
+        if field.name in NO_OPTION:
+            continue
+        name = OTHER_NAME.get(field.name, field.name)
+        option = BY_NAME[name]
+        value = next((word for word in option.kind.choices if word != option.default), None)
+        if value is None:
+            value = (not option.default) if isinstance(option.default, bool) else 77
+        after = make(dataclasses.replace(Options(), **{name: value}))
+        assert getattr(after, field.name) == value
+
+
+def test_sampling_options_switch_sampling_on() -> None:
+    assert not request_of(Options(), "x").sampling.do_sample
+    assert not request_of(Options(repetition_penalty=1.2), "x").sampling.do_sample
+    for chosen in ({"seed": 0}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"typical_p": 0.5}):
+        assert request_of(Options(**chosen), "x").sampling.do_sample  # type: ignore[arg-type]
