@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -189,13 +190,13 @@ void unpack_row(const PackedWeight& weight, int32_t output, float factor, float*
 
 // --- Buffer ------------------------------------------------------------------------------------------------------------
 
-Buffer::Buffer(size_t bytes) : size_(bytes) {
+Buffer::Buffer(size_t bytes, bool large_pages) : size_(bytes) {
   if (!bytes) return;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<uint8_t*>(p);
 #ifdef MADV_HUGEPAGE
-  if (bytes >= (size_t(4) << 20)) madvise(p, bytes, MADV_HUGEPAGE);
+  if (large_pages && bytes >= (size_t(4) << 20)) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
 }
 
@@ -268,7 +269,7 @@ void Model::set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t hea
   blocks_ = blocks;
   kv_heads_ = kv_heads;
   head_dim_ = head_dim;
-  kv_ = Buffer(size_t(layers) * size_t(blocks) * kv_block_values() * sizeof(uint16_t));
+  kv_ = Buffer(size_t(layers) * size_t(blocks) * kv_block_values() * sizeof(uint16_t), false);
 }
 
 int Model::add_buffer(int32_t width) {
@@ -381,8 +382,20 @@ void Model::step(const StepInput& input, const StepOutput& output) {
   for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
   while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
   plan_attention(input);
-  for (const Op& op : ops_) run(op, input, output);
+  for (const Op& op : ops_) {
+    const auto start = profiling_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+    run(op, input, output);
+    if (profiling_)
+      op_seconds_[size_t(op.kind)] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
   pool_.close();
+}
+
+std::vector<std::string> Model::op_kinds() { return {"embed", "prepare", "linear", "rope_store", "attention", "logits"}; }
+
+void Model::set_profiling(bool on) {
+  profiling_ = on;
+  op_seconds_.assign(op_kinds().size(), 0.0);
 }
 
 void Model::run(const Op& op, const StepInput& input, const StepOutput& output) {

@@ -14,11 +14,12 @@
 
 namespace interlingua {
 
-// Zeroed memory from the operating system, 64-byte aligned, on large pages where it can; pages come on first touch.
+// Zeroed memory from the operating system; pages come on first touch. Large pages suit what is read as a whole; memory
+// that fills up bit by bit (the KV pool) would pay for zeroing 2 MB at each first touch.
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes);
+  explicit Buffer(size_t bytes, bool large_pages = true);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -94,6 +95,11 @@ class Model {
   void step(const StepInput& input, const StepOutput& output);
   void copy_block(int32_t from, int32_t to);
 
+  // Seconds spent per kind of operation since profiling was switched on, in the order of `op_kinds`.
+  void set_profiling(bool on);
+  const std::vector<double>& op_seconds() const { return op_seconds_; }
+  static std::vector<std::string> op_kinds();
+
   const char* kernels() const { return kernels_->name; }
   int threads() const { return pool_.size(); }
   size_t weight_bytes() const;
@@ -156,6 +162,8 @@ class Model {
   std::vector<Buffer> scratch_;           // one per thread
   std::vector<SamplerScratch> sampling_;  // one per thread
   Buffer logits_;
+  bool profiling_ = false;
+  std::vector<double> op_seconds_;
   int logits_buffer_ = -1, logits_activations_ = -1;
 };
 

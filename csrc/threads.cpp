@@ -11,7 +11,7 @@ namespace {
 class Spin {
  public:
   void pause() {
-    if (++count_ % 4096 == 0)
+    if (++count_ % 256 == 0)
       sched_yield();
     else
       relax();

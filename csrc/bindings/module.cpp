@@ -154,6 +154,9 @@ NB_MODULE(_native, m) {
       .def("copy_block", &Model::copy_block, "source"_a, "target"_a)
       .def("step", step, "tokens"_a, "positions"_a, "offsets"_a, "block_tables"_a, "logit_index"_a, "slots"_a, "targets"_a,
            "ids"_a, "logprobs"_a, "top_counts"_a, "top_ids"_a, "top_logprobs"_a, "logits"_a.none() = nb::none())
+      .def("set_profiling", &Model::set_profiling, "on"_a)
+      .def_prop_ro("op_seconds", &Model::op_seconds)
+      .def_static("op_kinds", &Model::op_kinds)
       .def("kv_block", kv_block, "layer"_a, "block"_a)
       .def_prop_ro("kernels", &Model::kernels)
       .def_prop_ro("threads", &Model::threads)

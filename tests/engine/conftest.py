@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from interlingua.hub import ModelFiles, resolve
+from interlingua.hub import resolve
+from interlingua.hub.files import ModelFiles
 
 
 @pytest.fixture(scope="session")
