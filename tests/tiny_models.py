@@ -75,9 +75,7 @@ VARIANTS: dict[str, TinyModel] = {
     "wide_head": TinyModel({"head_dim": 32}),
     "narrow_head": TinyModel({"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1}),
     "rope_linear": TinyModel({"rope_scaling": {"type": "linear", "factor": 4.0}}),
-    "rope_dynamic": TinyModel(
-        {"max_position_embeddings": 48, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
-    ),
+    "rope_dynamic": TinyModel({"max_position_embeddings": 48, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
     "rope_llama3": TinyModel(
         {
             "head_dim": 32,
@@ -169,9 +167,7 @@ def tiny_weights(name: str) -> dict[str, F32]:
     return weights
 
 
-def write_tiny_model(
-    name: str, folder: Path, *, dtype: Dtype | None = None, shards: int | None = None
-) -> Path:
+def write_tiny_model(name: str, folder: Path, *, dtype: Dtype | None = None, shards: int | None = None) -> Path:
     """Write variant `name` into `folder` (made if missing) and return it.
 
     `dtype` and `shards` override how the variant stores its weights, never their values.
