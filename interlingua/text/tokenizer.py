@@ -6,6 +6,7 @@ Decoding is not done here: `token_bytes` says which bytes every id contributes, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -219,7 +220,8 @@ def _rebuild(vocab: GgufVocab, keep: Path | None) -> tokenizers.Tokenizer:
         partial.replace(path)
     except OSError as error:
         _log.info("%s is not kept: %s", path, error)
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     return backend
 
 
