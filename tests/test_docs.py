@@ -69,9 +69,7 @@ def server() -> Iterator[str]:
 
 
 def run(command: str) -> str:
-    result = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, f"{command}\n{result.stderr}"
     return result.stdout
 
@@ -115,9 +113,7 @@ def test_every_example_is_run_or_accounted_for() -> None:
 
 
 def test_the_readme_has_an_example_of_every_generation_route() -> None:
-    paths = {
-        request_of(command)[0].removeprefix(ADDRESS) for command in EXAMPLES if command.startswith("curl")
-    }
+    paths = {request_of(command)[0].removeprefix(ADDRESS) for command in EXAMPLES if command.startswith("curl")}
     routes = {route.path for dialect in discover() for route in dialect.routes}
     named = {route.replace("{model}", "smollm2-135m-instruct") for route in routes if "versions" not in route}
     assert named - {"/invocations"} <= paths
