@@ -7,6 +7,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <new>
 #include <stdexcept>
 
 #include "cpu.h"
@@ -61,10 +63,11 @@ void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> posi
   model.step(input, output);
 }
 
-int add_sampler(Model& model, bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
-                float repetition_penalty, float frequency_penalty, float presence_penalty, bool frequency_over_output,
-                uint64_t seed, int32_t top_n, std::vector<std::pair<int32_t, float>> logit_bias,
-                std::vector<int32_t> suppressed, int32_t min_new_tokens, Vector<const int32_t> prompt) {
+SamplingParams sampling_params(bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
+                               float repetition_penalty, float frequency_penalty, float presence_penalty,
+                               bool frequency_over_output, uint64_t seed, int32_t top_n,
+                               std::vector<std::pair<int32_t, float>> logit_bias, std::vector<int32_t> suppressed,
+                               int32_t min_new_tokens) {
   SamplingParams params;
   params.do_sample = do_sample;
   params.temperature = temperature;
@@ -81,7 +84,39 @@ int add_sampler(Model& model, bool do_sample, float temperature, int32_t top_k, 
   params.logit_bias = std::move(logit_bias);
   params.suppressed = std::move(suppressed);
   params.min_new_tokens = min_new_tokens;
-  return model.add_sampler(std::move(params), prompt.data(), prompt.shape(0));
+  return params;
+}
+
+// Tokens chosen for one row of logits at positions first, first+1, ... first+count-1, as `step` would; for tests.
+std::vector<int32_t> choose(const std::string& isa, Vector<const float> logits, Vector<const int32_t> prompt,
+                            const SamplingParams& params, uint64_t first, int32_t count) {
+  const KernelTable* kernels = choose_kernels(isa);
+  const int32_t vocab = int32_t(logits.shape(0)), padded = (vocab + kLanes - 1) / kLanes * kLanes;
+  const SamplerState state(params, prompt.data(), prompt.shape(0));
+  SamplerScratch scratch;
+  std::vector<float> row(static_cast<size_t>(padded));
+  std::vector<int32_t> chosen;
+  FlushToZero flush;
+  for (int32_t i = 0; i < count; i++) {
+    std::fill(row.begin(), row.end(), -1e30f);
+    std::copy(logits.data(), logits.data() + vocab, row.begin());
+    int32_t top_count = 0;
+    chosen.push_back(choose_token(*kernels, row.data(), vocab, padded, state, first + uint64_t(i), scratch, nullptr, nullptr,
+                                  0, &top_count)
+                         .id);
+  }
+  return chosen;
+}
+
+int add_sampler(Model& model, bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
+                float repetition_penalty, float frequency_penalty, float presence_penalty, bool frequency_over_output,
+                uint64_t seed, int32_t top_n, std::vector<std::pair<int32_t, float>> logit_bias,
+                std::vector<int32_t> suppressed, int32_t min_new_tokens, Vector<const int32_t> prompt) {
+  return model.add_sampler(
+      sampling_params(do_sample, temperature, top_k, top_p, typical_p, min_p, repetition_penalty, frequency_penalty,
+                      presence_penalty, frequency_over_output, seed, top_n, std::move(logit_bias), std::move(suppressed),
+                      min_new_tokens),
+      prompt.data(), prompt.shape(0));
 }
 
 std::vector<std::string> kernel_names() {
@@ -124,6 +159,22 @@ NB_MODULE(_native, m) {
       .value("STORE", Epilogue::kStore)
       .value("ADD", Epilogue::kAdd)
       .value("SILU_GATE", Epilogue::kSiluGate);
+
+  nb::class_<SamplingParams>(m, "SamplingParams")
+      .def(
+          "__init__",
+          [](SamplingParams* self, bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
+             float repetition_penalty, float frequency_penalty, float presence_penalty, bool frequency_over_output,
+             uint64_t seed, std::vector<std::pair<int32_t, float>> logit_bias) {
+            new (self) SamplingParams(sampling_params(do_sample, temperature, top_k, top_p, typical_p, min_p,
+                                                      repetition_penalty, frequency_penalty, presence_penalty,
+                                                      frequency_over_output, seed, 0, std::move(logit_bias), {}, 0));
+          },
+          nb::kw_only(), "do_sample"_a = false, "temperature"_a = 1.0f, "top_k"_a = 0, "top_p"_a = 1.0f, "typical_p"_a = 1.0f,
+          "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f, "frequency_penalty"_a = 0.0f, "presence_penalty"_a = 0.0f,
+          "frequency_over_output"_a = false, "seed"_a = 0, "logit_bias"_a = std::vector<std::pair<int32_t, float>>());
+  m.def("choose", choose, "isa"_a, "logits"_a, "prompt"_a, "params"_a, "first"_a, "count"_a,
+        "Tokens chosen for one row of logits at `count` positions from `first` on.");
 
   nb::class_<Model>(m, "Model")
       .def(nb::init<const std::string&, int, ActivationKind, int32_t>(), "isa"_a, "threads"_a, "activations"_a, "max_rows"_a)

@@ -2,12 +2,13 @@
 Native engine of interlingua: packed weights, KV pool, one call a step.
 """
 
-import enum
 from collections.abc import Sequence
+import enum
 from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
+
 
 KV_BLOCK: int = 32
 
@@ -51,92 +52,70 @@ class Epilogue(enum.Enum):
 
     SILU_GATE = 2
 
+class SamplingParams:
+    def __init__(self, *, do_sample: bool = False, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, typical_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, frequency_penalty: float = 0.0, presence_penalty: float = 0.0, frequency_over_output: bool = False, seed: int = 0, logit_bias: Sequence[tuple[int, float]] = []) -> None: ...
+
+def choose(isa: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], params: SamplingParams, first: int, count: int) -> list[int]:
+    """
+    Tokens chosen for one row of logits at `count` positions from `first` on.
+    """
+
 class Model:
     def __init__(self, isa: str, threads: int, activations: ActivationKind, max_rows: int) -> None: ...
+
     def add_weight(self, kind: WeightKind, n: int, k: int) -> int: ...
-    def fill_weight(
-        self,
-        weight: int,
-        format: SourceFormat,
-        source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> None: ...
-    def add_vector(
-        self,
-        values: Annotated[
-            NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-    ) -> int: ...
+
+    def fill_weight(self, weight: int, format: SourceFormat, source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def add_vector(self, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+
     def set_kv(self, layers: int, blocks: int, kv_heads: int, head_dim: int) -> None: ...
+
     def add_buffer(self, width: int) -> int: ...
+
     def add_activations(self, width: int, integer: bool, bf16: bool) -> int: ...
+
     def op_embed(self, weight: int, out: int, scale: float) -> None: ...
+
     def op_prepare(self, source: int, norm: int, eps: float, activations: int) -> None: ...
-    def op_linear(
-        self, activations: int, weight: int, out: int, epilogue: Epilogue, bias: int, column: int
-    ) -> None: ...
+
+    def op_linear(self, activations: int, weight: int, out: int, epilogue: Epilogue, bias: int, column: int) -> None: ...
+
     def op_rope_store(self, qkv: int, layer: int, heads: int, rotary: int, cos: int, sin: int) -> None: ...
+
     def op_attention(self, qkv: int, out: int, layer: int, heads: int, window: int, scale: float) -> None: ...
+
     def op_logits(self, source: int, norm: int, eps: float, weight: int, vocab: int) -> None: ...
-    def add_sampler(
-        self,
-        *,
-        do_sample: bool,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        typical_p: float,
-        min_p: float,
-        repetition_penalty: float,
-        frequency_penalty: float,
-        presence_penalty: float,
-        frequency_over_output: bool,
-        seed: int,
-        top_n: int,
-        logit_bias: Sequence[tuple[int, float]],
-        suppressed: Sequence[int],
-        min_new_tokens: int,
-        prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> int: ...
+
+    def add_sampler(self, *, do_sample: bool, temperature: float, top_k: int, top_p: float, typical_p: float, min_p: float, repetition_penalty: float, frequency_penalty: float, presence_penalty: float, frequency_over_output: bool, seed: int, top_n: int, logit_bias: Sequence[tuple[int, float]], suppressed: Sequence[int], min_new_tokens: int, prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+
     def remove_sampler(self, slot: int) -> None: ...
+
     @property
     def sampler_count(self) -> int: ...
+
     def copy_block(self, source: int, target: int) -> None: ...
-    def step(
-        self,
-        tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        positions: Annotated[
-            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        offsets: Annotated[
-            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        block_tables: Annotated[
-            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
-        ],
-        logit_index: Annotated[
-            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        targets: Annotated[
-            NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)
-        ],
-        ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-        logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu")],
-        top_counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")],
-        top_ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")],
-        top_logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
-        logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")]
-        | None = None,
-    ) -> None: ...
-    def kv_block(
-        self, layer: int, block: int
-    ) -> Annotated[NDArray[numpy.uint16], dict(shape=(None,), writable=False)]: ...
+
+    def step(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], targets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], top_counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], top_ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], top_logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None) -> None: ...
+
+    def set_profiling(self, on: bool) -> None: ...
+
+    @property
+    def op_seconds(self) -> list[float]: ...
+
+    @staticmethod
+    def op_kinds() -> list[str]: ...
+
+    def kv_block(self, layer: int, block: int) -> Annotated[NDArray[numpy.uint16], dict(shape=(None,), writable=False)]: ...
+
     @property
     def kernels(self) -> str: ...
+
     @property
     def threads(self) -> int: ...
+
     @property
     def weight_bytes(self) -> int: ...
+
     @property
     def kv_bytes(self) -> int: ...
