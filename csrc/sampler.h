@@ -1,6 +1,6 @@
 // Per-request decoding state and the choice of a token from a row of logits.
 //
-// Order (docs/decoding.md): repetition penalty, frequency/presence penalty and logit bias, temperature, top-k, top-p,
+// Order (docs/numerics.md): repetition penalty, frequency/presence penalty and logit bias, temperature, top-k, top-p,
 // typical-p, min-p, choose. Everything after the raw statistics is double precision or exact comparisons in a fixed
 // order, so a choice depends on nothing but the row, the parameters, the seed and the position.
 #pragma once
