@@ -144,7 +144,8 @@ def _check_memory(files: ModelFiles, size: int, options: NativeOptions) -> None:
     needed, free = int(size * factor), available_memory()
     if needed > free:
         raise ModelError(
-            f"model {files.name} does not fit in memory: about {needed / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free"
+            f"model {files.name} does not fit in memory: about {needed / 1e9:.1f} GB of weights, "
+            f"{free / 1e9:.1f} GB free"
         )
 
 
