@@ -86,9 +86,7 @@ def house(
     loaded: bool = True,
 ) -> House:
     """A service whose engine says what `say` scripts; None = the prompt itself."""
-    engine = EchoEngine(
-        vocab_size=VOCAB_SIZE, eos_id=EOS, script=say, max_running=max_running, max_context=max_context
-    )
+    engine = EchoEngine(vocab_size=VOCAB_SIZE, eos_id=EOS, script=say, max_running=max_running, max_context=max_context)
     made = House(engine, Service(limits or Limits()))
     if loaded:
         made.service.attach(served(engine, defaults))

@@ -155,9 +155,7 @@ class Detokenizer:
     `finish` the rest. Once `stopped`, no token may be pushed.
     """
 
-    def __init__(
-        self, table: TokenTable, stops: StopMatcher | None = None, stop_mode: StopMode = StopMode.CUT
-    ) -> None:
+    def __init__(self, table: TokenTable, stops: StopMatcher | None = None, stop_mode: StopMode = StopMode.CUT) -> None:
         self._table = table
         self._special = table.special
         self._whole = table.whole

@@ -234,9 +234,7 @@ def searched(text: str, stops: Sequence[str], mode: StopMode) -> str:
 
 
 @given(tokenisations(), stop_lists, st.sampled_from(StopMode))
-def test_stream_is_answer_is_plain_search(
-    tokens: list[bytes | None], stops: list[str], mode: StopMode
-) -> None:
+def test_stream_is_answer_is_plain_search(tokens: list[bytes | None], stops: list[str], mode: StopMode) -> None:
     releases, detokenizer = run(tokens, stops, mode)
     expected = searched(whole_text(tokens), stops, mode)
     assert joined(releases) == detokenizer.text == expected
