@@ -135,6 +135,8 @@ class GgufVocab:
         except Exception as error:  # tokenizers raises plain Exception for a merge whose parts are no tokens
             raise ModelError(f"tokenizer.ggml.merges does not fit the tokens ({error})") from None
         tokenizer = Tokenizer(model)
+        if rule.nfc:
+            tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns),

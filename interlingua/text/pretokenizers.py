@@ -3,6 +3,9 @@
 A GGUF file names its rule in `tokenizer.ggml.pre` and carries no more of it; the rules themselves are those of
 llama.cpp (src/llama-vocab.cpp), which took them from the models' own tokenizer.json. Each rule is a list of
 expressions: the first cuts the text, the next cuts every piece, and so on; what none matches stands as a piece too.
+
+In two places the models' own files are followed and not llama.cpp, which simplifies them: Qwen's text is brought
+to NFC first, and gpt-4o's and tekken's letters are told apart by their category, so that marks stay with them.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ from interlingua.contract.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One named rule. `whole_words`: a word that is a token as it stands is not built from merges."""
+    """One named rule.
+
+    `whole_words`: a word that is a token as it stands is not built from merges. `nfc`: the text is normalised first.
+    """
 
     patterns: tuple[str, ...]
     whole_words: bool = False
+    nfc: bool = False
     add_bos: bool = False  # where the file does not say
 
 
@@ -51,7 +58,7 @@ _DEEPSEEK3: Final = (
 _GPT2_RULE: Final = PreTokenizer((_GPT2,))
 _DIGITS_RULE: Final = PreTokenizer((_DIGIT, _GPT2))
 _LLAMA3_RULE: Final = PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True)
-_QWEN2_RULE: Final = PreTokenizer((_QWEN2,))
+_QWEN2_RULE: Final = PreTokenizer((_QWEN2,), nfc=True)
 
 PRETOKENIZERS: Final[dict[str, PreTokenizer]] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
@@ -60,8 +67,9 @@ PRETOKENIZERS: Final[dict[str, PreTokenizer]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3_RULE),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
     "glm4": PreTokenizer((_LLAMA3,), whole_words=True),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "grok-2"), _QWEN2_RULE),
-    "qwen35": PreTokenizer((_QWEN35,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2_RULE),
+    **dict.fromkeys(("stablelm2", "hunyuan", "grok-2"), PreTokenizer((_QWEN2,))),
+    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
     "deepseek-v3": PreTokenizer(_DEEPSEEK3),
     "hunyuan-dense": PreTokenizer(_DEEPSEEK3),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
