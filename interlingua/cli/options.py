@@ -287,13 +287,8 @@ class Options:
         "the least serious message that is printed",
     )
 
-    max_new_tokens: int | None = _option(
-        Integer(1, 2**31 - 1),
-        None,
-        Group.SAMPLING,
-        "stop after this many tokens",
-        absent="the room that is left",
-        commands=("generate",),
+    max_new_tokens: int = _option(
+        Integer(1, 2**31 - 1), 256, Group.SAMPLING, "stop after this many tokens", commands=("generate",)
     )
     temperature: float | None = _option(
         Number(0), None, Group.SAMPLING, "divide the logits by this", absent="greedy", commands=("generate",)
