@@ -1,0 +1,129 @@
+"""How long one 4 MB prompt holds up everybody else.
+
+Starts `interlingua serve` and, while a prompt of 4,000,000 characters is read and tokenised, asks for `/health`
+again and again and reads a stream of tokens. Prints the longest wait for a health answer, and the longest gap
+between two tokens of the stream, beside what they are without the prompt. The last line is JSON.
+
+    python bench/long_prompt.py [--model MODEL] [--engine native|echo] [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import platform
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CHARACTERS = 4_000_000
+TARGET = 200.0  # milliseconds
+WORDS = ["the", "sea", "is", "calm", "and", "ships", "move", "slowly", "over", "water", "while", "people", "watch"]
+
+
+@contextmanager
+def server(model: str, engine: str) -> Iterator[int]:
+    """The port of a server that runs while the block does."""
+    program = Path(sys.executable).parent / "interlingua"
+    command = [str(program), "serve", *([model] if model else []), "--engine", engine, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+            if found:
+                yield int(found[1])
+                return
+        raise SystemExit("the server did not start")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def post(port: int, path: str, body: object) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", path, json.dumps(body))
+    response = connection.getresponse()
+    if response.status != 200:
+        raise SystemExit(f"{path}: {response.status} {response.read()[:200]!r}")
+    return response
+
+
+class Watch:
+    """Two clients that measure until `end`: one asks for health, the other reads a stream."""
+
+    def __init__(self, port: int) -> None:
+        self.health = 0.0  # seconds, the longest wait
+        self.gap = 0.0
+        self._port = port
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=work) for work in (self._ask, self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        while not self._ended.is_set():
+            begun = time.monotonic()
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            self.health = max(self.health, time.monotonic() - begun)
+            time.sleep(0.005)
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            body = {"inputs": "Once", "parameters": {"max_new_tokens": 1000, "ignore_eos": True}}
+            response = post(self._port, "/generate_stream", body)
+            response.readline()
+            last = time.monotonic()
+            while response.readline() and not self._ended.is_set():
+                now = time.monotonic()
+                self.gap = max(self.gap, now - last)
+                last = now
+            response.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="", help="as for `interlingua serve`; default: the demo model")
+    parser.add_argument("--engine", default="native", choices=("native", "echo"))
+    parser.add_argument("--check", action="store_true", help="exit with 1 when the target is missed")
+    arguments = parser.parse_args()
+    text = " ".join(random.Random(1).choices(WORDS, k=CHARACTERS))[:CHARACTERS]
+    with server(arguments.model, arguments.engine) as port:
+        calm = Watch(port)
+        time.sleep(2.0)
+        calm.end()
+        busy = Watch(port)
+        begun = time.monotonic()
+        post(port, "/generate", {"inputs": text, "parameters": {"truncate": 20, "max_new_tokens": 1}}).read()
+        seconds = time.monotonic() - begun
+        busy.end()
+    figures = {
+        "health, calm": calm.health * 1e3,
+        "health, with the prompt": busy.health * 1e3,
+        "token gap, calm": calm.gap * 1e3,
+        "token gap, with the prompt": busy.gap * 1e3,
+    }
+    print(f"a prompt of {CHARACTERS:,} characters took {seconds:.1f} s; the longest waits meanwhile:")
+    for name, value in figures.items():
+        print(f"{name:28} {value:7.1f} ms")
+    print(json.dumps({"python": platform.python_version(), "ms": {k: round(v, 1) for k, v in figures.items()}}))
+    missed = max(busy.health, busy.gap) * 1e3 > TARGET
+    return 1 if missed and arguments.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
