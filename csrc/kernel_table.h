@@ -32,15 +32,22 @@ struct Weight {
   const uint8_t* scales;
 };
 
-// Inputs of a linear layer for some rows. Row stride is k (k/32 for the per-group arrays).
+// Inputs of a linear layer, in tiles of 16 rows x 32 inputs, ordered [row/16][k/32][row%16][32] (the per-group arrays
+// without the last dimension): a tile is what AMX loads, and what a few rows need lies side by side.
+constexpr int kTileRows = 16;
 struct Activations {
   int8_t* high;      // int8: the value; int16: the high term, value = scale * (256*high + low)
   int8_t* low;       // int16 alone
-  float* scale;      // [rows][k/32]
-  float* sum;        // [rows][k/32] scale * sum of the group's integers
-  int32_t* int_sum;  // [rows][k/32]
-  uint16_t* bf16;    // [rows][k]
-  float* rounded;    // [rows][k] the bf16 values as float32
+  float* scale;      // per group
+  float* sum;        // per group: scale * sum of its integers
+  int32_t* int_sum;  // per group
+  uint16_t* bf16;
+  float* rounded;    // the bf16 values as float32
+
+  // Index of (row, group) in the per-group arrays; times 32 in the others. `groups` is k/32.
+  static int64_t at(int32_t row, int32_t group, int32_t groups) {
+    return (int64_t(row / kTileRows) * groups + group) * kTileRows + row % kTileRows;
+  }
 };
 
 enum class Epilogue : int32_t {

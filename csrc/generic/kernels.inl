@@ -32,9 +32,9 @@ inline float sum_lanes(F v) {
 inline float max_lanes(F v) {
   float t[kLanes];
   store(t, v);
-  float m = t[0];
-  for (int i = 1; i < kLanes; i++) m = t[i] > m ? t[i] : m;
-  return m;
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+  return t[0];
 }
 
 inline F silu(F x) { return div(x, add(splat(1.0f), exp_lanes(sub(splat(0.0f), x)))); }
@@ -57,19 +57,29 @@ inline void pair_chunk(F (&acc)[R], const uint16_t* b, int64_t pair_stride, cons
   for (int r = 0; r < R; r++) acc[r] = add(acc[r], add(even[r], odd[r]));
 }
 
-// The same sum over fp16 rows of 16 lanes, `stride` values apart: 32 inputs, even and odd ones in chains of their own.
-template <int R>
-inline void half_chunk(F (&acc)[R], const uint16_t* b, int64_t stride, const float* a, int64_t a_stride) {
-  F even[R], odd[R];
-  for (int r = 0; r < R; r++) even[r] = odd[r] = splat(0.0f);
+// The same sum over fp16 rows, `stride` values apart: 32 inputs, even and odd ones in chains of their own, for B blocks of
+// 16 lanes, `next` values apart (several at once, so that few queries still make enough chains).
+template <int R, int B>
+inline void half_chunk(F (&acc)[B][R], const uint16_t* b, int64_t stride, int64_t next, const float* a, int64_t a_stride) {
+  F even[B][R], odd[B][R];
+  for (int j = 0; j < B; j++)
+    for (int r = 0; r < R; r++) even[j][r] = odd[j][r] = splat(0.0f);
   for (int i = 0; i < kGroup; i += 2) {
-    const F be = load_half(b + i * stride), bo = load_half(b + (i + 1) * stride);
+    F be[B], bo[B];
+    for (int j = 0; j < B; j++) {
+      be[j] = load_half(b + i * stride + j * next);
+      bo[j] = load_half(b + (i + 1) * stride + j * next);
+    }
     for (int r = 0; r < R; r++) {
-      even[r] = fma(be, splat(a[r * a_stride + i]), even[r]);
-      odd[r] = fma(bo, splat(a[r * a_stride + i + 1]), odd[r]);
+      const F ae = splat(a[r * a_stride + i]), ao = splat(a[r * a_stride + i + 1]);
+      for (int j = 0; j < B; j++) {
+        even[j][r] = fma(be[j], ae, even[j][r]);
+        odd[j][r] = fma(bo[j], ao, odd[j][r]);
+      }
     }
   }
-  for (int r = 0; r < R; r++) acc[r] = add(acc[r], add(even[r], odd[r]));
+  for (int j = 0; j < B; j++)
+    for (int r = 0; r < R; r++) acc[j][r] = add(acc[j][r], add(even[j][r], odd[j][r]));
 }
 
 // --- linear --------------------------------------------------------------------------------------------------------------
@@ -78,10 +88,11 @@ template <int R>
 inline void linear_block_bf16(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
   const int32_t groups = args.weight.k / kGroup;
   const uint16_t* b = reinterpret_cast<const uint16_t*>(args.weight.quants) + int64_t(block) * groups * 512;
-  const float* a = args.in.rounded + int64_t(row) * args.weight.k;
+  const float* a = args.in.rounded + Activations::at(row, 0, groups) * kGroup;
   F acc[R];
   for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
-  for (int32_t g = 0; g < groups; g++) pair_chunk<R>(acc, b + int64_t(g) * 512, 2 * kLanes, a + g * kGroup, args.weight.k);
+  for (int32_t g = 0; g < groups; g++)
+    pair_chunk<R>(acc, b + int64_t(g) * 512, 2 * kLanes, a + int64_t(g) * kTileRows * kGroup, kGroup);
   for (int r = 0; r < R; r++) store(tile[r], acc[r]);
 }
 
@@ -94,13 +105,14 @@ inline F int8_group(F acc, I dot, F d, float scale) { return fma(to_float(dot), 
 
 template <int R, bool kTwoTerms>
 inline void linear_block_int4(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
-  const int32_t k = args.weight.k, groups = k / kGroup;
+  const int32_t groups = args.weight.k / kGroup;
   const uint8_t* q = args.weight.quants + int64_t(block) * groups * 256;
   const uint8_t* s = args.weight.scales + int64_t(block) * groups * 64;
-  const int8_t* high = args.in.high + int64_t(row) * k;
-  const int8_t* low = kTwoTerms ? args.in.low + int64_t(row) * k : nullptr;
-  const float* scale = args.in.scale + int64_t(row) * groups;
-  const float* sum = args.in.sum + int64_t(row) * groups;
+  const int64_t at = Activations::at(row, 0, groups);
+  const int8_t* high = args.in.high + at * kGroup;
+  const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
+  const float* scale = args.in.scale + at;
+  const float* sum = args.in.sum + at;
   F acc[R];
   for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
   for (int32_t g = 0; g < groups; g++, q += 256, s += 64) {
@@ -114,11 +126,11 @@ inline void linear_block_int4(const LinearArgs& args, int32_t block, int32_t row
       const W w = load_bytes(q + 64 * v);
       const W lo = low_nibbles(w), hi = high_nibbles(w);
       for (int r = 0; r < R; r++) {
-        const int8_t* h = high + int64_t(r) * k + g * kGroup;
+        const int8_t* h = high + (int64_t(g) * kTileRows + r) * kGroup;
         c[r] = dot_u8s8(c[r], lo, h + 4 * v);
         c[r] = dot_u8s8(c[r], hi, h + 16 + 4 * v);
         if (kTwoTerms) {
-          const int8_t* l = low + int64_t(r) * k + g * kGroup;
+          const int8_t* l = low + (int64_t(g) * kTileRows + r) * kGroup;
           e[r] = dot_u8s8(e[r], lo, l + 4 * v);
           e[r] = dot_u8s8(e[r], hi, l + 16 + 4 * v);
         }
@@ -128,7 +140,7 @@ inline void linear_block_int4(const LinearArgs& args, int32_t block, int32_t row
     const F m = load_half(reinterpret_cast<const uint16_t*>(s) + kLanes);
     for (int r = 0; r < R; r++) {
       const I dot = kTwoTerms ? int_add(int_shift_left_8(c[r]), e[r]) : c[r];
-      acc[r] = int4_group(acc[r], dot, d, m, scale[int64_t(r) * groups + g], sum[int64_t(r) * groups + g]);
+      acc[r] = int4_group(acc[r], dot, d, m, scale[int64_t(g) * kTileRows + r], sum[int64_t(g) * kTileRows + r]);
     }
   }
   for (int r = 0; r < R; r++) store(tile[r], acc[r]);
@@ -136,13 +148,14 @@ inline void linear_block_int4(const LinearArgs& args, int32_t block, int32_t row
 
 template <int R, bool kTwoTerms>
 inline void linear_block_int8(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
-  const int32_t k = args.weight.k, groups = k / kGroup;
+  const int32_t groups = args.weight.k / kGroup;
   const uint8_t* q = args.weight.quants + int64_t(block) * groups * 512;
   const uint8_t* s = args.weight.scales + int64_t(block) * groups * 32;
-  const int8_t* high = args.in.high + int64_t(row) * k;
-  const int8_t* low = kTwoTerms ? args.in.low + int64_t(row) * k : nullptr;
-  const float* scale = args.in.scale + int64_t(row) * groups;
-  const int32_t* int_sum = args.in.int_sum + int64_t(row) * groups;
+  const int64_t at = Activations::at(row, 0, groups);
+  const int8_t* high = args.in.high + at * kGroup;
+  const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
+  const float* scale = args.in.scale + at;
+  const int32_t* int_sum = args.in.int_sum + at;
   F acc[R];
   for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
   for (int32_t g = 0; g < groups; g++, q += 512, s += 32) {
@@ -152,15 +165,15 @@ inline void linear_block_int8(const LinearArgs& args, int32_t block, int32_t row
       prefetch(q + 3072 + 64 * v);
       const W w = load_bytes(q + 64 * v);
       for (int r = 0; r < R; r++) {
-        c[r] = dot_u8s8(c[r], w, high + int64_t(r) * k + g * kGroup + 4 * v);
-        if (kTwoTerms) e[r] = dot_u8s8(e[r], w, low + int64_t(r) * k + g * kGroup + 4 * v);
+        c[r] = dot_u8s8(c[r], w, high + (int64_t(g) * kTileRows + r) * kGroup + 4 * v);
+        if (kTwoTerms) e[r] = dot_u8s8(e[r], w, low + (int64_t(g) * kTileRows + r) * kGroup + 4 * v);
       }
     }
     const F d = load_half(reinterpret_cast<const uint16_t*>(s));
     for (int r = 0; r < R; r++) {
       I dot = kTwoTerms ? int_add(int_shift_left_8(c[r]), e[r]) : c[r];
-      dot = int_sub(dot, int_splat(128 * int_sum[int64_t(r) * groups + g]));  // weights are stored plus 128
-      acc[r] = int8_group(acc[r], dot, d, scale[int64_t(r) * groups + g]);
+      dot = int_sub(dot, int_splat(128 * int_sum[int64_t(g) * kTileRows + r]));  // weights are stored plus 128
+      acc[r] = int8_group(acc[r], dot, d, scale[int64_t(g) * kTileRows + r]);
     }
   }
   for (int r = 0; r < R; r++) store(tile[r], acc[r]);
@@ -282,28 +295,25 @@ void prepare(const float* x, int32_t k, const float* norm, float eps, const Acti
     x = scratch;
   }
   const int32_t groups = k / kGroup;
-  if (want_int8 || want_int16) {
-    for (int32_t g = 0; g < groups; g++) {
+  for (int32_t g = 0; g < groups; g++) {
+    const int64_t at = Activations::at(row, g, groups);
+    const float* values = x + g * kGroup;
+    if (want_int8 || want_int16) {
       alignas(64) int32_t q[kGroup];
-      float scale;
-      int32_t int_sum;
-      quantise_group(x + g * kGroup, want_int16 ? 32512.0f : 127.0f, q, &scale, &int_sum);
-      const int64_t at = int64_t(row) * k + g * kGroup;
+      quantise_group(values, want_int16 ? 32512.0f : 127.0f, q, out.scale + at, out.int_sum + at);
+      out.sum[at] = float(out.int_sum[at]) * out.scale[at];
       for (int i = 0; i < kGroup; i++) {
         const int32_t high = want_int16 ? (q[i] + 128) >> 8 : q[i];
-        out.high[at + i] = int8_t(high);
-        if (want_int16) out.low[at + i] = int8_t(q[i] - 256 * high);
+        out.high[at * kGroup + i] = int8_t(high);
+        if (want_int16) out.low[at * kGroup + i] = int8_t(q[i] - 256 * high);
       }
-      out.scale[int64_t(row) * groups + g] = scale;
-      out.int_sum[int64_t(row) * groups + g] = int_sum;
-      out.sum[int64_t(row) * groups + g] = float(int_sum) * scale;
     }
-  }
-  if (want_bf16) {
-    for (int32_t i = 0; i < k; i++) {
-      const uint16_t h = to_bf16(x[i]);
-      out.bf16[int64_t(row) * k + i] = h;
-      out.rounded[int64_t(row) * k + i] = from_bf16(h);
+    if (want_bf16) {
+      for (int i = 0; i < kGroup; i++) {
+        const uint16_t h = to_bf16(values[i]);
+        out.bf16[at * kGroup + i] = h;
+        out.rounded[at * kGroup + i] = from_bf16(h);
+      }
     }
   }
 }
@@ -322,6 +332,7 @@ struct SoftmaxState {
 
 template <int Q>
 inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
+  constexpr int B = Q <= 3 ? 2 : 1;  // blocks of lanes at once
   const int32_t dim = args.head_dim, group = args.heads_per_kv;
   const int64_t head_size = 2 * int64_t(kKvBlock) * dim;
   alignas(64) float queries[Q][kMaxHeadDim];
@@ -351,21 +362,24 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
     // Scores, 16 positions at a time.
     for (int32_t b = skip; b < blocks; b++) {
       const uint16_t* keys = args.kv + (int64_t(table[b]) * args.kv_heads + kv_head) * head_size;
-      for (int half = 0; half < kKvBlock / kLanes; half++) {
-        F acc[Q];
-        for (int r = 0; r < Q; r++) acc[r] = splat(0.0f);
+      for (int half = 0; half < 2; half += B) {
+        F acc[B][Q];
+        for (int j = 0; j < B; j++)
+          for (int r = 0; r < Q; r++) acc[j][r] = splat(0.0f);
         for (int32_t d = 0; d < dim; d += kGroup)
-          half_chunk<Q>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes, &queries[0][d],
-                        kMaxHeadDim);
-        for (int r = 0; r < Q; r++) store(&scores[r][b * kKvBlock + half * kLanes], acc[r]);
+          half_chunk<Q, B>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes, int64_t(kLanes) * dim,
+                           &queries[0][d], kMaxHeadDim);
+        for (int j = 0; j < B; j++)
+          for (int r = 0; r < Q; r++) store(&scores[r][b * kKvBlock + (half + j) * kLanes], acc[j][r]);
       }
     }
     // Softmax of the block, each query with its own limits.
     float block_max[Q], block_sum[Q];
     const int32_t from = skip * kKvBlock, to = blocks * kKvBlock;
     for (int r = 0; r < Q; r++) {
-      for (int32_t i = from; i < to; i++)
-        if (base + i > last[r] || base + i < first[r]) scores[r][i] = kMasked;
+      // Only the ends of the range can be out of a query's sight.
+      for (int32_t i = last[r] - base + 1 > from ? last[r] - base + 1 : from; i < to; i++) scores[r][i] = kMasked;
+      for (int32_t i = from; i < to && base + i < first[r]; i++) scores[r][i] = kMasked;
       F m = splat(kMasked);
       for (int32_t i = from; i < to; i += kLanes) m = fmax(m, load(&scores[r][i]));
       block_max[r] = max_lanes(m);
@@ -388,19 +402,21 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
       state[r].sum = state[r].sum * keep[r] + block_sum[r] * take[r];
       state[r].max = m;
     }
-    // Outputs, 16 dimensions at a time.
-    for (int32_t d = 0; d < dim; d += kLanes) {
-      F acc[Q];
-      for (int r = 0; r < Q; r++) acc[r] = splat(0.0f);
+    // Outputs, B * 16 dimensions at a time (head_dim is a multiple of 32).
+    for (int32_t d = 0; d < dim; d += B * kLanes) {
+      F acc[B][Q];
+      for (int j = 0; j < B; j++)
+        for (int r = 0; r < Q; r++) acc[j][r] = splat(0.0f);
       for (int32_t b = skip; b < blocks; b++) {
         const uint16_t* values =
             args.kv + (int64_t(table[b]) * args.kv_heads + kv_head) * head_size + int64_t(kKvBlock) * dim;
-        half_chunk<Q>(acc, values + d, dim, &scores[0][b * kKvBlock], kAttentionBlock);
+        half_chunk<Q, B>(acc, values + d, dim, kLanes, &scores[0][b * kKvBlock], kAttentionBlock);
       }
-      for (int r = 0; r < Q; r++) {
-        const F out = load(state[r].out + d);
-        store(state[r].out + d, add(mul(out, splat(keep[r])), mul(acc[r], splat(take[r]))));
-      }
+      for (int j = 0; j < B; j++)
+        for (int r = 0; r < Q; r++) {
+          float* out = state[r].out + d + j * kLanes;
+          store(out, add(mul(load(out), splat(keep[r])), mul(acc[j][r], splat(take[r]))));
+        }
     }
   }
   for (int r = 0; r < Q; r++) {

@@ -45,12 +45,13 @@ inline void unpack_int4(const uint8_t* q, int32_t groups, uint8_t* out) {
 // One 16-block over 16 rows. `b` points to bytes [groups][8][64].
 template <bool kTwoTerms, bool kInt4>
 inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8_t* s, int32_t row, float (*tile)[kLanes]) {
-  const int32_t k = args.weight.k, groups = k / kGroup;
-  const int8_t* high = args.in.high + int64_t(row) * k;
-  const int8_t* low = kTwoTerms ? args.in.low + int64_t(row) * k : nullptr;
-  const float* scale = args.in.scale + int64_t(row) * groups;
-  const float* sum = args.in.sum + int64_t(row) * groups;
-  const int32_t* int_sum = args.in.int_sum + int64_t(row) * groups;
+  const int32_t groups = args.weight.k / kGroup;
+  const int64_t at = Activations::at(row, 0, groups);
+  const int8_t* high = args.in.high + at * kGroup;
+  const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
+  const float* scale = args.in.scale + at;
+  const float* sum = args.in.sum + at;
+  const int32_t* int_sum = args.in.int_sum + at;
   alignas(64) int32_t c[2][16][kLanes], e[2][16][kLanes];
   F acc[16];
 #pragma GCC unroll 16
@@ -58,12 +59,12 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
   const auto multiply = [&](int32_t g) {
     _tile_loadd(4, b + int64_t(g) * 512, 64);
     _tile_zero(0);
-    _tile_loadd(2, high + g * kGroup, k);
+    _tile_loadd(2, high + int64_t(g) * 512, kGroup);
     _tile_dpbsud(0, 2, 4);
     _tile_stored(0, c[g & 1], 64);
     if (kTwoTerms) {
       _tile_zero(1);
-      _tile_loadd(3, low + g * kGroup, k);
+      _tile_loadd(3, low + int64_t(g) * 512, kGroup);
       _tile_dpbsud(1, 3, 4);
       _tile_stored(1, e[g & 1], 64);
     }
@@ -79,10 +80,10 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
       I dot = _mm512_load_si512(c[g & 1][r]);
       if (kTwoTerms) dot = int_add(int_shift_left_8(dot), _mm512_load_si512(e[g & 1][r]));
       if (kInt4) {
-        acc[r] = int4_group(acc[r], dot, d, m, scale[int64_t(r) * groups + g], sum[int64_t(r) * groups + g]);
+        acc[r] = int4_group(acc[r], dot, d, m, scale[int64_t(g) * kTileRows + r], sum[int64_t(g) * kTileRows + r]);
       } else {
-        dot = int_sub(dot, int_splat(128 * int_sum[int64_t(r) * groups + g]));
-        acc[r] = int8_group(acc[r], dot, d, scale[int64_t(r) * groups + g]);
+        dot = int_sub(dot, int_splat(128 * int_sum[int64_t(g) * kTileRows + r]));
+        acc[r] = int8_group(acc[r], dot, d, scale[int64_t(g) * kTileRows + r]);
       }
     }
   }
@@ -91,12 +92,12 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
 }
 
 inline void tile_block_bf16(const LinearArgs& args, const uint8_t* b, int32_t row, float (*tile)[kLanes]) {
-  const int32_t k = args.weight.k, groups = k / kGroup;
-  const uint16_t* a = args.in.bf16 + int64_t(row) * k;
+  const int32_t groups = args.weight.k / kGroup;
+  const uint16_t* a = args.in.bf16 + Activations::at(row, 0, groups) * kGroup;
   _tile_zero(0);
   for (int32_t g = 0; g < groups; g++) {
     _tile_loadd(4, b + int64_t(g) * 1024, 64);
-    _tile_loadd(2, a + g * kGroup, 2 * k);
+    _tile_loadd(2, a + int64_t(g) * 512, 64);
     _tile_dpbf16ps(0, 2, 4);
   }
   _tile_stored(0, tile, 64);
