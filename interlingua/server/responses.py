@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -11,6 +12,8 @@ from interlingua.contract.events import FailedEvent, TextEvent, TextToken, fold
 from interlingua.server.exchange import Exchange
 
 _log = logging.getLogger(__name__)
+
+_ENCODE_INLINE = 10_000  # tokens of a whole answer; more details than that are encoded in a thread
 
 Batches = AsyncGenerator[Sequence[TextEvent], None]
 RenderError = Callable[[RequestError], Reply]
@@ -31,7 +34,11 @@ async def answer_whole(exchange: Exchange, call: Call, batches: Batches, render_
     except InterlinguaError as error:
         await exchange.reply(render_error(request_error(error)))
         return
-    await exchange.reply(call.encoder.answer(answer))
+    if len(answer.tokens) + len(answer.prefill) <= _ENCODE_INLINE:
+        reply = call.encoder.answer(answer)
+    else:
+        reply = await asyncio.to_thread(call.encoder.answer, answer)
+    await exchange.reply(reply)
 
 
 async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render_error: RenderError) -> None:
