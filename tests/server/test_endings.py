@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from byte_model import EOS, script
-from conftest import Site, Start
+from server_site import Site, Start
 
 from interlingua.contract.errors import GenerationError
 from interlingua.engine.echo import Script

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from byte_model import script
-from conftest import Start
+from server_site import Start
 from sockets import Connection
 
 from interlingua.engine.echo import Script

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 from byte_model import BOS, NAME, house, script, served
-from conftest import Start
+from server_site import Start
 from sockets import Connection, ask
 
 import interlingua
