@@ -84,6 +84,7 @@ async def listening(app: App, listener: socket.socket, hurry: asyncio.Event | No
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # its warnings come once for every broken request, and there may be thousands
             access_log=False,
             proxy_headers=False,
             server_header=False,
