@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from interlingua.contract.events import (
 )
 from interlingua.contract.request import PreparedRequest, SamplingParams
 from interlingua.engine.native._native import KV_BLOCK
+from interlingua.engine.native.batch import Batch
 from interlingua.engine.native.engine import NativeEngine, NativeOptions
+from interlingua.engine.native.scheduler import Chunk
 from interlingua.hub.files import ModelFiles, from_folder
 
 VOCAB = 96
@@ -223,8 +226,19 @@ async def test_length_beats_eos(tiny: ModelFiles) -> None:
         assert last.finish_reason is FinishReason.LENGTH
 
 
-async def test_priority_orders_the_queue(tiny: ModelFiles) -> None:
+async def test_priority_orders_the_queue(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one place in the batch, the urgent request that came last is the next to start."""
+    from interlingua.engine.native import engine as module
+
+    gate = threading.Event()
+    original = module.build_batch
+
+    def held(chunks: list[Chunk]) -> Batch:
+        """The first step waits until all requests have come."""
+        assert gate.wait(30)
+        return original(chunks)
+
+    monkeypatch.setattr(module, "build_batch", held)
     async with Running(tiny, max_batch_size=1) as engine:
         order: list[str] = []
 
@@ -235,11 +249,13 @@ async def test_priority_orders_the_queue(tiny: ModelFiles) -> None:
             async for _ in stream:
                 pass
 
-        jobs = [asyncio.create_task(run("first", make_request(1, 20, 100, priority=5)))]
-        await asyncio.sleep(0.02)
+        jobs = [asyncio.create_task(run("first", make_request(1, 20, 30, priority=5)))]
+        while not engine.stats().running:
+            await asyncio.sleep(0.001)
         for name, priority in (("slow", 5), ("middle", 3), ("urgent", 1)):
-            jobs.append(asyncio.create_task(run(name, make_request(len(order) + 2, 20, 30, priority=priority))))
-            await asyncio.sleep(0)
+            jobs.append(asyncio.create_task(run(name, make_request(priority, 20, 30, priority=priority))))
+        await asyncio.sleep(0)
+        gate.set()
         await asyncio.wait_for(asyncio.gather(*jobs), 60)
         assert order == ["first", "urgent", "middle", "slow"]
 
