@@ -56,6 +56,8 @@ def gguf_metadata(tokenizer: Mapping[str, Any], pre: str | None) -> dict[str, An
             piece = model["vocab"][merge.replace(" ", "")]
             scores[piece] = max(scores[piece], -float(rank))
         for index, token in enumerate(tokens):
+            if types[index] == 4:  # converters write those as they stand in a text
+                tokens[index] = token.replace("▁", " ")
             if len(token) == 6 and token.startswith("<0x"):
                 types[index] = 6
         prefix = "Prepend" in json.dumps(tokenizer["normalizer"])
