@@ -435,7 +435,8 @@ void Model::run_prepare(const float* in, int64_t stride, int32_t rows, int norm,
   const float* weight = norm < 0 ? nullptr : vectors_[size_t(norm)].data();
   const bool two = activation_kind_ == ActivationKind::kInt16;
   const Activations view = out.view();
-  const int32_t chunk = row_chunk(rows, pool_.size());
+  // Whole tiles: rows of one tile share cache lines, which two threads would pass back and forth.
+  const int32_t chunk = pad(row_chunk(rows, pool_.size()), kTileRows);
   pool_.run((rows + chunk - 1) / chunk, [&](int32_t i, int thread) {
     for (int32_t r = i * chunk; r < std::min(rows, (i + 1) * chunk); r++)
       kernels_->prepare(in + r * stride, out.width, weight, eps, view, r, out.integer && !two, out.integer && two, out.bf16,

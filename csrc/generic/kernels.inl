@@ -266,23 +266,32 @@ inline float from_bf16(uint16_t h) {
   return x;
 }
 
-// One group of 32: integers in +-`range`, rounded to nearest even.
-inline void quantise_group(const float* x, float range, int32_t* q, float* scale, int32_t* int_sum) {
+// One group of 32: integers in +-`range`, rounded to nearest even, as one int8 term or (kTwoTerms) two.
+template <bool kTwoTerms>
+inline void quantise_group(const float* x, const Activations& out, int64_t at) {
+  constexpr float range = kTwoTerms ? 32512.0f : 127.0f;
   const F a = load(x), b = load(x + kLanes);
   const float peak = max_lanes(fmax(absolute(a), absolute(b)));
-  if (!(peak > 1e-30f)) {
-    for (int i = 0; i < kGroup; i++) q[i] = 0;
-    *scale = 0.0f;
-    *int_sum = 0;
-    return;
+  const bool zero = !(peak > 1e-30f);
+  const F inverse = splat(zero ? 0.0f : range / peak);
+  const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
+  const float scale = zero ? 0.0f : peak / range;
+  const int32_t total = int_sum_lanes(int_add(qa, qb));
+  out.scale[at] = scale;
+  out.int_sum[at] = total;
+  out.sum[at] = float(total) * scale;
+  int8_t* high = out.high + at * kGroup;
+  if (kTwoTerms) {  // value = 256 * high + low, low in [-128, 127]
+    const I ha = int_shift_right_8(int_add(qa, int_splat(128))), hb = int_shift_right_8(int_add(qb, int_splat(128)));
+    int8_t* low = out.low + at * kGroup;
+    int_store_bytes(high, ha);
+    int_store_bytes(high + kLanes, hb);
+    int_store_bytes(low, int_sub(qa, int_shift_left_8(ha)));
+    int_store_bytes(low + kLanes, int_sub(qb, int_shift_left_8(hb)));
+  } else {
+    int_store_bytes(high, qa);
+    int_store_bytes(high + kLanes, qb);
   }
-  const F inverse = splat(range / peak);
-  int_store(q, to_int(mul(a, inverse)));
-  int_store(q + kLanes, to_int(mul(b, inverse)));
-  *scale = peak / range;
-  int32_t total = 0;
-  for (int i = 0; i < kGroup; i++) total += q[i];
-  *int_sum = total;
 }
 
 void prepare(const float* x, int32_t k, const float* norm, float eps, const Activations& out, int32_t row,
@@ -298,16 +307,8 @@ void prepare(const float* x, int32_t k, const float* norm, float eps, const Acti
   for (int32_t g = 0; g < groups; g++) {
     const int64_t at = Activations::at(row, g, groups);
     const float* values = x + g * kGroup;
-    if (want_int8 || want_int16) {
-      alignas(64) int32_t q[kGroup];
-      quantise_group(values, want_int16 ? 32512.0f : 127.0f, q, out.scale + at, out.int_sum + at);
-      out.sum[at] = float(out.int_sum[at]) * out.scale[at];
-      for (int i = 0; i < kGroup; i++) {
-        const int32_t high = want_int16 ? (q[i] + 128) >> 8 : q[i];
-        out.high[at * kGroup + i] = int8_t(high);
-        if (want_int16) out.low[at * kGroup + i] = int8_t(q[i] - 256 * high);
-      }
-    }
+    if (want_int8) quantise_group<false>(values, out, at);
+    if (want_int16) quantise_group<true>(values, out, at);
     if (want_bf16) {
       for (int i = 0; i < kGroup; i++) {
         const uint16_t h = to_bf16(values[i]);

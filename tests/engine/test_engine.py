@@ -250,7 +250,9 @@ async def test_priority_orders_the_queue(tiny: ModelFiles, monkeypatch: pytest.M
                 pass
 
         jobs = [asyncio.create_task(run("first", make_request(1, 20, 30, priority=5)))]
-        while not engine.stats().running:
+        for _ in range(30_000):
+            if engine.stats().running:
+                break
             await asyncio.sleep(0.001)
         for name, priority in (("slow", 5), ("middle", 3), ("urgent", 1)):
             jobs.append(asyncio.create_task(run(name, make_request(priority, 20, 30, priority=priority))))

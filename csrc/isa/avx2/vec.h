@@ -48,6 +48,18 @@ inline void int_store(int32_t* p, I v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.lo);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), v.hi);
 }
+inline I int_shift_right_8(I a) { return {_mm256_srai_epi32(a.lo, 8), _mm256_srai_epi32(a.hi, 8)}; }
+inline int32_t int_sum_lanes(I a) {
+  const __m256i both = _mm256_add_epi32(a.lo, a.hi);
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+inline void int_store_bytes(int8_t* p, I v) {  // |v| <= 128
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.lo, v.hi), 0xd8);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
 inline F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline I to_int(F a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 inline void keep_greater_half(__m256& best, __m256i& where, __m256 x, int32_t base) {

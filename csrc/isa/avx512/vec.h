@@ -32,6 +32,11 @@ inline I int_add(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I int_sub(I a, I b) { return _mm512_sub_epi32(a, b); }
 inline I int_shift_left_8(I a) { return _mm512_slli_epi32(a, 8); }
 inline void int_store(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
+inline I int_shift_right_8(I a) { return _mm512_srai_epi32(a, 8); }
+inline int32_t int_sum_lanes(I a) { return _mm512_reduce_add_epi32(a); }
+inline void int_store_bytes(int8_t* p, I v) {  // |v| <= 128
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
+}
 inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 inline I to_int(F a) { return _mm512_cvtps_epi32(a); }
 inline void keep_greater(F& best, I& where, F x, int32_t base) {

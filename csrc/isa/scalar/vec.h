@@ -47,6 +47,15 @@ inline I int_shift_left_8(const I& a) { LANES(I, a.v[i] * 256); }
 inline void int_store(int32_t* p, const I& v) {
   for (int i = 0; i < kLanes; i++) p[i] = v.v[i];
 }
+inline I int_shift_right_8(const I& a) { LANES(I, a.v[i] >> 8); }
+inline int32_t int_sum_lanes(const I& a) {
+  int32_t sum = 0;
+  for (int i = 0; i < kLanes; i++) sum += a.v[i];
+  return sum;
+}
+inline void int_store_bytes(int8_t* p, const I& v) {
+  for (int i = 0; i < kLanes; i++) p[i] = int8_t(v.v[i]);
+}
 inline F to_float(const I& a) { LANES(F, float(a.v[i])); }
 inline I to_int(const F& a) { LANES(I, int32_t(__builtin_rintf(a.v[i]))); }
 inline void keep_greater(F& best, I& where, const F& x, int32_t base) {
