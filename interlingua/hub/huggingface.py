@@ -41,9 +41,8 @@ def fetch(
             info = HfApi(token=token).model_info(repository, revision=revision, files_metadata=True)
         except hub_errors.HfHubHTTPError:
             raise  # the hub did answer
-        except (
-            Exception
-        ):  # no connection: which class says so depends on the HTTP client that huggingface_hub is built on
+        except Exception:
+            # No connection: which class says so depends on the HTTP client that huggingface_hub is built on.
             return _offline(name, revision, hub_cache, tokenizers)
         sizes = {item.rfilename: item.size or 0 for item in info.siblings or ()}
         patterns = [*_TEXTS, *_weights(repository, list(sizes), wanted)]

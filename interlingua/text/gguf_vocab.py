@@ -19,7 +19,7 @@ from interlingua.contract.errors import ModelError
 from interlingua.text.pretokenizers import find_pretokenizer
 
 # Part of the name of cached files: raise it when what is built here changes.
-BUILDER_VERSION: Final = 1
+BUILDER_VERSION: Final = 2
 
 _NORMAL: Final = 1
 _UNKNOWN: Final = 2
