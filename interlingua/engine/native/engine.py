@@ -38,6 +38,7 @@ Numerics = Literal["int8", "int16"]
 
 # The engine thread needs the interpreter after every step; at the default of 5 ms a busy event loop would hold it up.
 _SWITCH_INTERVAL = 0.0005
+_JOIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,8 @@ class NativeEngine:
             self._stopping = True
             self._wake.notify()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            # A step takes milliseconds. One that hangs must not keep the process from ending: the thread is a daemon.
+            await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
 
     async def generate(self, request: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
         stream = _Stream()
