@@ -318,6 +318,16 @@ async def test_vanishing_readers(tiny: ModelFiles) -> None:
         assert engine.stats().generated_tokens_total < 100 * 60
 
 
+async def test_prompt_that_cannot_fit_ends_at_once(tiny: ModelFiles) -> None:
+    async with Running(tiny, kv_memory=4 * BLOCK_BYTES) as engine:
+        assert engine.info.max_context == 4 * KV_BLOCK
+        events = await asyncio.wait_for(collect(engine, make_request(1, 4 * KV_BLOCK + 1, 5)), 10)
+        assert [type(event) for event in events] == [FailedEvent]
+        fits = await asyncio.wait_for(collect(engine, make_request(2, 4 * KV_BLOCK - 1, 1)), 10)
+        assert isinstance(fits[-1], FinishedEvent)
+        await idle(engine)
+
+
 def test_bad_models(tiny: ModelFiles, tmp_path: Path) -> None:
     from interlingua.contract.errors import ModelError
     from interlingua.engine.native.load import load_model

@@ -227,6 +227,10 @@ class NativeEngine:
         return True
 
     def _admit(self, scheduler: Scheduler, stream: _Stream, request: PreparedRequest, refused: _Delivery) -> None:
+        if not 0 < len(request.prompt_ids) <= self.info.max_context:
+            # The service refuses this at the door; here it would wait for memory that does not exist.
+            refused.append((stream, FailedEvent(GenerationError("the prompt does not fit into the engine's context"))))
+            return
         try:
             slot = self._add_sampler(request)
         except Exception:  # one request's state cannot be built: it ends alone
