@@ -26,7 +26,7 @@ from pathlib import Path
 import uvloop
 from loadgen import Load, measure
 
-READY = re.compile(r"^Ready in [\d.]+ s: (?P<model>\S+), .* at (?P<url>http://\S+:\d+),")
+READY = re.compile(r"^Ready in [\d.]+ s: (?P<model>\S+), .*weights (?P<weights>\d+) MB.* at (?P<url>http://\S+:\d+),")
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Server:
     url: str
     ready_s: float  # from the process's start until its line that says it serves
     resident: int  # bytes right after that
+    weights: int  # bytes that its packed weights take, as it says
     errors: list[str] = field(default_factory=list)  # lines of its standard error so far
 
     @property
@@ -100,7 +101,8 @@ def running(flags: Sequence[str] = (), seconds: float = 120) -> Iterator[Server]
             reading.join(5)
             raise RuntimeError(f"the server did not start: {''.join(errors)}")
         ready_s = time.monotonic() - begun
-        yield Server(process, ready["model"], ready["url"], ready_s, resident_of(process.pid), errors)
+        resident, weights = resident_of(process.pid), int(ready["weights"]) * 1_000_000
+        yield Server(process, ready["model"], ready["url"], ready_s, resident, weights, errors)
     finally:
         impatience.cancel()
         process.terminate()

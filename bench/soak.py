@@ -1,10 +1,10 @@
 """Many streams for a long time: every joined stream must equal its whole answer, and nothing may be left behind.
 
-Starts `interlingua serve` with a KV pool that is just large enough for the streams, so that cached prompts are thrown
-out all the time. Asks for the whole answers of a set of requests on every route (greedy and sampled, with stops, in
-several scripts), then streams the same requests in a random order and compares. In the end clients leave in
-mid-answer, half of them with a reset. Afterwards all gauges must be back at zero and memory no larger than it was
-when the server was warm. Prints one JSON line; exits with 1 when something did not hold.
+Starts `interlingua serve` with a KV pool that is too small for the streams, so that cached prompts are thrown out all
+the time, and requests wait or begin again. Asks for the whole answers of a set of requests on every route (greedy and
+sampled, with stops, in several scripts), then streams the same requests in a random order and compares. In the end
+clients leave in mid-answer, half of them with a reset. Afterwards all gauges must be back at zero and memory no
+larger than it was when the server was warm. Prints one JSON line; exits with 1 when something did not hold.
 
     python bench/soak.py [--seconds 120] [--streams 32] [-- FLAG OF serve ...]
 """
@@ -28,7 +28,7 @@ import uvloop
 from loadgen import prompt
 from server import Server, running
 
-POOL = ("--kv-memory", "192MiB")
+POOL = ("--kv-memory", "64MiB")
 GROWTH = 24_000_000  # bytes that a warm server's memory may move
 ZERO = ("tgi_queue_size", "tgi_batch_current_size", "interlingua_requests_inside", "interlingua_kv_blocks_used")
 _BEGINNINGS = ("", "Weiter: ", "今天天气很好，我们去", "Привет! ", "😀🎉 ", "def f(x):\n    ", "مرحبا ")
@@ -52,9 +52,11 @@ class Report:
     streams: int = 0
     tokens: int = 0
     vanished: int = 0
+    preemptions: int = 0
     seconds: float = 0.0
     resident_mb: list[int] = field(default_factory=list)  # after the start, warm, largest while running, in the end
     faults: list[str] = field(default_factory=list)
+    answers: dict[int, str] = field(default_factory=dict, repr=False)  # by number of the request
 
 
 def case(number: int, model: str) -> Case:
@@ -98,7 +100,6 @@ class Soak:
         self._server = server
         self._streams = streams
         self._cases = [case(number, server.model) for number in range(seed0, seed0 + cases)]
-        self._answers: dict[int, str] = {}
         self._dice = random.Random(seed0)
 
     async def run(self, seconds: float, vanishing: int = 0) -> Report:
@@ -120,7 +121,7 @@ class Soak:
         report.seconds = round(time.monotonic() - begun, 1)
         if report.resident_mb[-1] > report.resident_mb[1] + _megabytes(GROWTH):
             report.faults.append(f"memory has grown: {report.resident_mb} MB")
-        report.faults += self._server.errors
+        report.faults += self._server.errors  # a server that is well says nothing
         return report
 
     async def _in_parallel(self, work: Any, numbers: Any) -> None:
@@ -141,7 +142,7 @@ class Soak:
             answer = await response.json()
             if response.status != 200:
                 raise ValueError(f"{response.status} {answer}")
-        self._answers[number] = text_of(answer)
+        self.report.answers[number] = text_of(answer)
 
     async def _stream(self, number: int) -> None:
         wanted = self._cases[number]
@@ -156,8 +157,8 @@ class Soak:
                     joined += piece_of(event)
                     self.report.tokens += 1
         self.report.streams += 1
-        if joined != self._answers[number]:
-            raise ValueError(f"the stream says {joined!r}, the answer {self._answers[number]!r}")
+        if joined != self.report.answers[number]:
+            raise ValueError(f"the stream says {joined!r}, the answer {self.report.answers[number]!r}")
         if event.get("generated_text", joined) != joined:
             raise ValueError(f"the stream says {joined!r}, its last event {event['generated_text']!r}")
 
@@ -187,6 +188,7 @@ class Soak:
             gauges = await asyncio.to_thread(self._server.gauges)
             left = {name: gauges[name] for name in ZERO if gauges[name]}
             if not left:
+                self.report.preemptions = int(gauges["interlingua_preemptions_total"])
                 return
             if time.monotonic() > end:
                 self.report.faults.append(f"gauges are not back at zero: {left}")
@@ -227,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with running(given.flags) as server:
         wanted = {name: getattr(given, name) for name in ("seconds", "streams", "cases", "vanishing", "seed0")}
         report = uvloop.run(soak(server, **wanted))
-    print(json.dumps(asdict(report), ensure_ascii=False))
+    print(json.dumps({name: value for name, value in asdict(report).items() if name != "answers"}, ensure_ascii=False))
     return 1 if report.faults else 0
 
 

@@ -1,0 +1,104 @@
+"""SIGTERM while answers are under way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import Any
+
+import pytest
+from calls import GENERATE_STREAM, ROOT_STREAM, TRITON_STREAM, Route
+from server import Server, running
+from sockets import Answer, Connection
+
+STREAMS = (GENERATE_STREAM, ROOT_STREAM, TRITON_STREAM)
+PROMPT = "My name is Olivier and I"
+
+
+class Stream:
+    """A stream that has begun."""
+
+    def __init__(self, connection: Connection, status: int, headers: dict[str, str], first: bytes) -> None:
+        self._connection = connection
+        self._status = status
+        self._headers = headers
+        self._first = first
+
+    @classmethod
+    async def begin(cls, port: int, route: Route, tokens: int) -> Stream:
+        connection = await Connection.open(port)
+        parameters = {"max_new_tokens": tokens, "ignore_eos": True, "details": True}
+        body: dict[str, Any] = {"inputs": PROMPT, "text_input": PROMPT, "stream": True, "parameters": parameters}
+        connection.send("POST", route.path, body)
+        status, headers = await connection.read_head()
+        size = int(await connection.reader.readline(), 16)
+        first = await connection.reader.readexactly(size)
+        await connection.reader.readexactly(2)
+        return cls(connection, status, headers, first)
+
+    async def rest(self) -> list[Any]:
+        """All events, after the connection has been closed by the server."""
+        pieces = [piece async for piece in self._connection.pieces(self._headers)]
+        assert await self._connection.reader.read() == b""
+        self._connection.close()
+        assert self._status == 200
+        return Answer(self._status, self._headers, self._first + b"".join(pieces)).events
+
+
+async def begin_all(server: Server, tokens: int) -> list[Stream]:
+    return list(
+        await asyncio.gather(*(Stream.begin(server.port, route, tokens) for route in STREAMS for _ in range(3)))
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_streams_finish(number: signal.Signals) -> None:
+    with running(["--kv-memory", "64MiB"]) as server:
+        streams = await begin_all(server, tokens=80)
+        server.process.send_signal(number)
+        ends = await asyncio.wait_for(asyncio.gather(*(stream.rest() for stream in streams)), 60)
+        for events in ends:
+            assert len(events) == 80
+            assert events[-1]["details"]["finish_reason"] == "length"
+            assert events[-1]["details"]["generated_tokens"] == 80
+            assert not any("error" in event for event in events)
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+        assert server.errors == []
+
+
+async def test_streams_that_take_too_long_end_with_one_error_event() -> None:
+    with running(["--kv-memory", "512MiB", "--stop-grace", "0.5"]) as server:
+        streams = await begin_all(server, tokens=4000)
+        waiting = await Connection.open(server.port)
+        waiting.send(
+            "POST", "/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": 4000, "ignore_eos": True}}
+        )
+        await asyncio.sleep(0.2)
+        begun = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        ends = await asyncio.wait_for(asyncio.gather(*(stream.rest() for stream in streams)), 30)
+        for events in ends:
+            assert set(events[-1]) == {"error", "error_type"}
+            assert not any("error" in event for event in events[:-1])
+        whole = await waiting.answer()
+        assert whole.status == 503
+        assert set(whole.json) == {"error", "error_type"}
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
+        assert time.monotonic() - begun < 15
+        assert all("Traceback" not in line for line in server.errors)
+
+
+async def test_no_new_requests_while_the_last_ones_end() -> None:
+    with running(["--kv-memory", "64MiB"]) as server:
+        old = await Connection.open(server.port)
+        assert (await old.ask("GET", "/health")).status == 200
+        stream = await Stream.begin(server.port, GENERATE_STREAM, tokens=150)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        refused = await old.ask("POST", "/generate", {"inputs": PROMPT})
+        assert refused.status == 503
+        assert set(refused.json) == {"error", "error_type"}
+        old.close()
+        assert len(await stream.rest()) == 150
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
