@@ -59,11 +59,14 @@ def wire_settings(options: Options) -> DialectSettings:
 
 
 def limits(options: Options) -> Limits:
+    from interlingua.dialects._rules import LENIENT_PROMPT_CHARS, MAX_PROMPT_CHARS
+
     return Limits(
         max_input_token_len=options.max_input_token_len,
         max_seq_len=options.max_seq_len,
         max_iter_times=options.max_iter_times,
         max_concurrent_requests=options.max_concurrent_requests,
+        max_prompt_chars=LENIENT_PROMPT_CHARS if options.lenient_ranges else MAX_PROMPT_CHARS,
         timeout=options.timeout,
     )
 
@@ -81,6 +84,10 @@ async def load(options: Options) -> ServedModel:
 
         def read() -> tuple[ModelFiles, Tokenizer, Engine]:
             files = find(options)
+            if options.engine == "native":
+                from interlingua.engine.native.load import find_family
+
+                find_family(files)  # the plainest reason first: what cannot run needs no tokenizer
             tokenizer = Tokenizer.load(files)
             return files, tokenizer, _engine(options, files, tokenizer, bar)
 

@@ -90,14 +90,14 @@ class Call:
 class Route:
     """One generation route. `path` is a template as in `/v2/models/{model}/generate`.
 
-    `openapi` is the OpenAPI operation object (summary, requestBody, responses), made from the same models and
-    tables that `decode` checks with.
+    `describe` gives the OpenAPI operation object (summary, requestBody, responses) that holds under these settings,
+    made from the same models and tables that `decode` checks with.
     """
 
     method: str
     path: str
     decode: Callable[[WireRequest, DialectSettings], Call]
-    openapi: Mapping[str, Any] = field(default_factory=dict)
+    describe: Callable[[DialectSettings], Mapping[str, Any]] = field(default=lambda settings: {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

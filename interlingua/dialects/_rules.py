@@ -22,6 +22,7 @@ INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 MAX_PROMPT_CHARS = 4 * 1024 * 1024
+LENIENT_PROMPT_CHARS = 10 * MAX_PROMPT_CHARS  # the vendor server's own default
 # Halfway between the largest 32-bit float and the next power of two: from here on a value rounds to infinity.
 _FLOAT32_OVERFLOW = 3.4028235677973366e38
 # Half of the smallest 32-bit float: up to here a value rounds to zero.

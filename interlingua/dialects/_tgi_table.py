@@ -12,6 +12,7 @@ from interlingua.dialects._fields import Field, Table
 from interlingua.dialects._parts import MiB, Prompt
 from interlingua.dialects._rules import (
     INT32_MAX,
+    LENIENT_PROMPT_CHARS,
     MAX_PROMPT_CHARS,
     UINT32_MAX,
     UINT64_MAX,
@@ -52,7 +53,7 @@ INPUTS = Field(
     name="inputs",
     rules=_both(
         Prompt(max_chars=MAX_PROMPT_CHARS, image_bytes=40 * MiB, audio_bytes=40 * MiB),
-        Prompt(max_chars=10 * MAX_PROMPT_CHARS, image_bytes=40 * MiB, audio_bytes=40 * MiB),
+        Prompt(max_chars=LENIENT_PROMPT_CHARS, image_bytes=40 * MiB, audio_bytes=40 * MiB),
     ),
     defaults=_same("required"),
     effect="The prompt. Text parts of a list are joined with nothing between them.",

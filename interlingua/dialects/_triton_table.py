@@ -11,6 +11,7 @@ from interlingua.dialects._fields import Field, Table
 from interlingua.dialects._parts import MiB, Prompt
 from interlingua.dialects._rules import (
     INT32_MAX,
+    LENIENT_PROMPT_CHARS,
     MAX_PROMPT_CHARS,
     UINT64_MAX,
     Boolean,
@@ -48,7 +49,7 @@ TEXT_INPUT = Field(
     name="text_input",
     rules=_rules(
         Prompt(max_chars=MAX_PROMPT_CHARS, image_bytes=20 * MiB, audio_bytes=20 * MiB),
-        Prompt(max_chars=10 * MAX_PROMPT_CHARS, image_bytes=40 * MiB, audio_bytes=40 * MiB),
+        Prompt(max_chars=LENIENT_PROMPT_CHARS, image_bytes=40 * MiB, audio_bytes=40 * MiB),
     ),
     defaults=_default("required"),
     effect="The prompt. Text parts of a list are joined with nothing between them.",

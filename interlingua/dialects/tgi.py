@@ -294,14 +294,11 @@ _PLACES = (
     _Place(_INVOCATIONS, HF, None, listed=True),
 )
 
-_DEFAULTS = DialectSettings(model_name="", vocab_size=0)  # the page shows what holds unless an operator says so
-
 DIALECT = Dialect(
     name="tgi",
     prefix="/tgi",
     routes=tuple(
-        Route(method="POST", path=place.path, decode=place.decode, openapi=place.describe(_DEFAULTS))
-        for place in _PLACES
+        Route(method="POST", path=place.path, decode=place.decode, describe=place.describe) for place in _PLACES
     ),
     render_error=_render_error,
     owns=_owns,

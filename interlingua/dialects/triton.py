@@ -188,8 +188,6 @@ def _owns(path: str) -> bool:
     return path == "/v2" or path.startswith(("/v2/", "/triton"))
 
 
-_DEFAULTS = DialectSettings(model_name="", vocab_size=0)  # the page shows what holds unless an operator says so
-
 DIALECT = Dialect(
     name="triton",
     prefix="/triton",
@@ -198,7 +196,7 @@ DIALECT = Dialect(
             method="POST",
             path=f"/v2/models/{{model}}{version}/{verb}",
             decode=partial(decode, stream=stream),
-            openapi=describe(stream, bool(version), STATUSES, _DEFAULTS),
+            describe=partial(describe, stream, bool(version), STATUSES),
         )
         for version in ("", "/versions/{version}")
         for verb, stream in (("generate", False), ("generate_stream", True))

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import interlingua
-from interlingua.contract.dialect import Dialect
+from interlingua.contract.dialect import Dialect, DialectSettings
 
+_KEY = "key"
 _JSON_ERROR = {
     "type": "object",
     "required": ["error", "error_type"],
@@ -17,12 +18,18 @@ _JSON_ERROR = {
 }
 
 
-def document(dialects: Sequence[Dialect]) -> dict[str, Any]:
-    """Every route at its own path; that each also stands below its dialect's prefix is said in the tags."""
+def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -> dict[str, Any]:
+    """Every route at its own path, with the ranges and defaults of these settings.
+
+    That each route also stands below its dialect's prefix is said in the tags.
+
+    Args:
+        key: every POST asks for a key.
+    """
     paths: dict[str, dict[str, Any]] = {}
     for dialect in dialects:
         for route in dialect.routes:
-            operation = {"tags": [dialect.name], **route.openapi}
+            operation = {"tags": [dialect.name], **route.describe(wire)}
             names = re.findall(r"{(\w+)}", route.path)
             if names and "parameters" not in operation:
                 operation["parameters"] = [
@@ -31,6 +38,10 @@ def document(dialects: Sequence[Dialect]) -> dict[str, Any]:
             paths.setdefault(route.path, {})[route.method.lower()] = operation
     for path, methods in _SYSTEM.items():
         paths.setdefault(path, {}).update(methods)
+    if key:
+        for path, methods in paths.items():
+            if "post" in methods:
+                paths[path] = methods | {"post": methods["post"] | {"security": [{_KEY: []}]}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "interlingua", "version": interlingua.__version__},
@@ -40,6 +51,7 @@ def document(dialects: Sequence[Dialect]) -> dict[str, Any]:
         ]
         + [{"name": "system", "description": "The server itself."}],
         "paths": paths,
+        **({"components": {"securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}}}} if key else {}),
     }
 
 

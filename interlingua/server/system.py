@@ -116,7 +116,11 @@ class System:
         await exchange.reply(Reply(200, orjson.dumps(tokens)))
 
     async def openapi(self, exchange: Exchange) -> None:
-        await exchange.reply(Reply(200, orjson.dumps(openapi.document(self._dialects))))
+        await exchange.reply(
+            Reply(
+                200, orjson.dumps(openapi.document(self._dialects, self._wire, key=self._settings.api_key is not None))
+            )
+        )
 
     async def docs(self, exchange: Exchange) -> None:
         html = await openapi.page("/openapi.json")

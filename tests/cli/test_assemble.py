@@ -43,6 +43,12 @@ def test_every_option_arrives(make: Any) -> None:
         assert getattr(after, field.name) == value
 
 
+def test_lenient_ranges_let_longer_prompts_through_the_service_too() -> None:
+    """The dialects would take them; a limit of the service's own must not refuse them after all."""
+    assert assemble.limits(Options()).max_prompt_chars == Limits().max_prompt_chars == 4_194_304
+    assert assemble.limits(Options(lenient_ranges=True)).max_prompt_chars == 41_943_040
+
+
 def test_sampling_options_switch_sampling_on() -> None:
     assert not request_of(Options(), "x").sampling.do_sample
     assert not request_of(Options(repetition_penalty=1.2), "x").sampling.do_sample

@@ -55,13 +55,13 @@ async def begin_all(server: Server, tokens: int) -> list[Stream]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_streams_finish(number: signal.Signals) -> None:
     with running(["--kv-memory", "64MiB"]) as server:
-        streams = await begin_all(server, tokens=80)
+        streams = await begin_all(server, tokens=50)
         server.process.send_signal(number)
         ends = await asyncio.wait_for(asyncio.gather(*(stream.rest() for stream in streams)), 60)
         for events in ends:
-            assert len(events) == 80
+            assert len(events) == 50
             assert events[-1]["details"]["finish_reason"] == "length"
-            assert events[-1]["details"]["generated_tokens"] == 80
+            assert events[-1]["details"]["generated_tokens"] == 50
             assert not any("error" in event for event in events)
         assert await asyncio.to_thread(server.process.wait, 20) == 0
         assert server.errors == []

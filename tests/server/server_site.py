@@ -40,14 +40,16 @@ async def starting() -> AsyncIterator[Start]:
     """Starts servers, and stops them when the test ends.
 
     Arguments are those of `byte_model.house`; `server` holds fields of ServerSettings, `dialects` replaces
-    the discovered ones.
+    the discovered ones, `wire` holds the dialects' settings.
     """
     async with contextlib.AsyncExitStack() as stack:
 
-        async def begin(*args: Any, server: dict[str, Any] | None = None, dialects: Any = None, **more: Any) -> Site:
+        async def begin(
+            *args: Any, server: dict[str, Any] | None = None, dialects: Any = None, wire: Any = None, **more: Any
+        ) -> Site:
             home = house(*args, **more)
             settings = ServerSettings(**{"port": 0, "stop_grace": 0.2, **(server or {})})
-            app = build_app(home.service, discover() if dialects is None else dialects, settings)
+            app = build_app(home.service, discover() if dialects is None else dialects, settings, wire)
             listener = bind(settings)
             port = listener.getsockname()[1]
             await stack.enter_async_context(listening(app, listener))

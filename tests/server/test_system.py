@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 import pytest
@@ -120,8 +121,36 @@ async def test_the_api_page(start: Start):
             assert route.method.lower() in described["paths"][route.path]
     for path in ("/health", "/info", "/metrics", "/tokenize"):
         assert path in described["paths"]
+    assert "components" not in described
     page = await site.ask("GET", "/docs")
     assert page.headers["content-type"].startswith("text/html") and b"/openapi.json" in page.body
+
+
+async def test_the_api_page_shows_the_running_settings(start: Start):
+    async def described(wire: DialectSettings | None = None, **server: object) -> dict[str, Any]:
+        site = await start(wire=wire, server=server)
+        answer: dict[str, Any] = (await site.ask("GET", "/openapi.json")).json
+        return answer["paths"]
+
+    def parameter(paths: dict[str, Any], path: str, name: str) -> dict[str, Any]:
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        return body["properties"]["parameters"]["properties"][name]
+
+    wire = DialectSettings(model_name="", vocab_size=0, max_best_of=7, max_top_n_tokens=3, tgi_profile="hf")
+    plain, changed = await described(), await described(wire, api_key="key")
+    for path in ("/", "/generate"):
+        assert (parameter(plain, path, "best_of")["maximum"], parameter(changed, path, "best_of")["maximum"]) == (2, 7)
+        assert parameter(changed, path, "top_n_tokens")["maximum"] == 3
+    assert parameter(plain, "/generate", "top_p")["exclusiveMaximum"] == 1
+    assert parameter(changed, "/generate", "top_p")["maximum"] == 1  # of profile hf
+    assert "Absent: 20." in parameter(plain, "/generate", "max_new_tokens")["description"]
+    assert "Absent: 1024" in parameter(changed, "/generate", "max_new_tokens")["description"]
+    lenient = await described(DialectSettings(model_name="", vocab_size=0, lenient_ranges=True))
+    assert parameter(plain, "/generate", "seed")["minimum"] == 1
+    assert parameter(lenient, "/generate", "seed")["minimum"] == 0
+    for path in ("/", "/generate", "/tokenize", "/v2/models/{model}/generate"):
+        assert "security" not in plain[path]["post"] and changed[path]["post"]["security"] == [{"key": []}]
+    assert "security" not in changed["/"]["get"] and "security" not in changed["/health"]["get"]
 
 
 # --- off the routes --------------------------------------------------------------------------------------
