@@ -9,6 +9,7 @@ from typing import Any
 
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings
+from interlingua.dialects._tgi_table import INPUTS, MINDIE
 
 _KEY = "key"
 _JSON_ERROR = {
@@ -36,7 +37,7 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
                     {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
                 ]
             paths.setdefault(route.path, {})[route.method.lower()] = operation
-    for path, methods in _SYSTEM.items():
+    for path, methods in {**_SYSTEM, "/tokenize": {"post": _tokenize(wire)}}.items():
         paths.setdefault(path, {}).update(methods)
     if key:
         for path, methods in paths.items():
@@ -80,6 +81,37 @@ _HEALTH = {
         "200 when requests can be served", {"200": {"description": "nothing in the body"}, **_UNAVAILABLE}
     )
 }
+_COUNT = {"type": "integer", "minimum": 0}
+_WORDS = {"type": "string"}
+_NOTHING = {"type": "null"}  # a key of the servers whose clients read it, of which there is nothing to say here
+_SERVED_MODEL = {
+    "model_id": _WORDS,
+    "model_sha": _NOTHING,
+    "model_dtype": _WORDS,
+    "model_device_type": _WORDS,
+    "model_pipeline_tag": _WORDS,
+}
+_LIMITS = (
+    *("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_length", "max_input_tokens"),
+    *("max_total_tokens", "max_client_batch_size"),
+)
+_UNKNOWN = ("max_batch_total_tokens", "max_waiting_tokens", "waiting_served_ratio", "validation_workers")
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": dict(properties)}
+
+
+_INFO = _object(
+    {
+        **_SERVED_MODEL,
+        **dict.fromkeys(_LIMITS, _COUNT),
+        **dict.fromkeys((*_UNKNOWN, "sha", "docker_label"), _NOTHING),
+        "router": _WORDS,
+        "version": _WORDS,
+        "models": {"type": "array", "items": _object({**_SERVED_MODEL, "max_total_tokens": _COUNT})},
+    }
+)
 _SYSTEM: dict[str, dict[str, Any]] = {
     "/health": _HEALTH,
     "/ping": _HEALTH,
@@ -97,49 +129,38 @@ _SYSTEM: dict[str, dict[str, Any]] = {
         )
     },
     "/": _HEALTH,
-    "/info": {"get": _operation("the model and its limits", {"200": _json("", {"type": "object"}), **_UNAVAILABLE})},
+    "/info": {"get": _operation("the model and its limits", {"200": _json("", _INFO), **_UNAVAILABLE})},
     "/metrics": {
         "get": _operation(
             "counters and gauges for Prometheus", {"200": {"description": "", "content": {"text/plain": {}}}}
         )
     },
-    "/tokenize": {
-        "post": _operation(
-            "the tokens of a text, special ones included",
-            {
-                "200": _json(
-                    "`start` and `stop` are byte offsets into the UTF-8 text",
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["id", "text", "start", "stop"],
-                            "properties": {
-                                "id": {"type": "integer"},
-                                "text": {"type": "string"},
-                                "start": {"type": "integer"},
-                                "stop": {"type": "integer"},
-                            },
-                        },
-                    },
-                ),
-                "401": _json("a key is asked for", _JSON_ERROR),
-                "413": _json("the body is too large", _JSON_ERROR),
-                "422": _json("the body is no such request", _JSON_ERROR),
-                **_UNAVAILABLE,
-            },
-            requestBody={
-                "required": True,
-                "content": {
-                    "application/json": {
-                        "schema": {
-                            "type": "object",
-                            "required": ["inputs"],
-                            "properties": {"inputs": {"type": "string", "minLength": 1}},
-                        }
-                    }
-                },
-            },
-        )
-    },
 }
+
+
+def _tokenize(wire: DialectSettings) -> dict[str, Any]:
+    inputs = INPUTS.rule(MINDIE, wire.lenient_ranges).schema(wire)
+    return _operation(
+        "the tokens of a text, special ones included",
+        {
+            "200": _json(
+                "`start` and `stop` are byte offsets into the UTF-8 text",
+                {
+                    "type": "array",
+                    "items": _object({"id": _COUNT, "text": _WORDS, "start": _COUNT, "stop": _COUNT}),
+                },
+            ),
+            "401": _json("a key is asked for", _JSON_ERROR),
+            "413": _json("the body is too large", _JSON_ERROR),
+            "422": _json("the body is no such request", _JSON_ERROR),
+            **_UNAVAILABLE,
+        },
+        requestBody={
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": {"type": "object", "required": ["inputs"], "properties": {"inputs": inputs}}
+                }
+            },
+        },
+    )
