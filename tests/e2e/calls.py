@@ -44,7 +44,7 @@ class Route:
         parameters = {"details": True, **parameters}
         if self.triton:
             parameters.setdefault("perf_stat", True)
-        body = {"text_input" if self.triton else "inputs": prompt, "parameters": parameters}
+        body: dict[str, Any] = {"text_input" if self.triton else "inputs": prompt, "parameters": parameters}
         if self.listed and self.streams:
             body["stream"] = True
         return await ask(port, "POST", self.path, body)

@@ -12,7 +12,7 @@ from sockets import ask
 PROMPT = "My name is Olivier and I"
 TOKEN = {"id": 0, "logprob": None, "special": None, "text": "test"}
 
-TGI_REQUEST = {
+TGI_REQUEST: dict[str, Any] = {
     "inputs": PROMPT,
     "parameters": {
         "decoder_input_details": True,
@@ -32,7 +32,7 @@ TGI_REQUEST = {
         "adapter_id": "None",
     },
 }
-TGI_ANSWER = {
+TGI_ANSWER: dict[str, Any] = {
     "details": {
         "finish_reason": "length",
         "generated_tokens": 1,
@@ -44,7 +44,7 @@ TGI_ANSWER = {
     "generated_text": "am a Frenchman living in the UK.",
 }
 
-TRITON_REQUEST = {
+TRITON_REQUEST: dict[str, Any] = {
     "id": "a123",
     "text_input": PROMPT,
     "parameters": {
@@ -64,7 +64,7 @@ TRITON_REQUEST = {
         "timeout": 10,
     },
 }
-TRITON_ANSWER = {
+TRITON_ANSWER: dict[str, Any] = {
     "id": "a123",
     "model_name": "llama_65b",
     "model_version": None,
@@ -79,7 +79,7 @@ TRITON_ANSWER = {
 }
 
 # The examples of the fields in Hugging Face's schema. Its `watermark: true` is not supported yet.
-HF_REQUEST = {
+HF_REQUEST: dict[str, Any] = {
     "inputs": PROMPT,
     "parameters": {
         "adapter_id": None,
@@ -165,7 +165,7 @@ async def test_sample_of_the_triton_document(server: Server) -> None:
     assert all(0 <= milliseconds < 10_000 for _, milliseconds in rows)
     # The same tokens as another route says, and the same text.
     parameters = {
-        name: TRITON_REQUEST["parameters"][name]  # type: ignore[index]
+        name: TRITON_REQUEST["parameters"][name]
         for name in ("do_sample", "repetition_penalty", "seed", "temperature", "top_k", "top_p", "typical_p")
     }
     other = await GENERATE.call(server.port, PROMPT, max_new_tokens=5, **parameters)
