@@ -78,6 +78,7 @@ class Scheduler:
         now = self._clock()
         budget = self._max_batch_tokens
         chunks: list[Chunk] = []
+        preempted = self.preemptions
         for sequence in [s for s in self.running if s.pending == 1]:
             if budget and sequence in self.running and self._make_room(sequence, 1):
                 chunks.append(Chunk(sequence, 1))
@@ -87,7 +88,8 @@ class Scheduler:
             if count and sequence in self.running and self._make_room(sequence, count):
                 chunks.append(Chunk(sequence, count))
                 budget -= count
-        while budget and self.waiting and len(self.running) < self._max_batch_size:
+        # A step that preempted admits nobody: a victim taken back at once would stand in the batch twice.
+        while self.preemptions == preempted and budget and self.waiting and len(self.running) < self._max_batch_size:
             sequence = self._next_waiting(now)
             count = self._admit(sequence, budget, now)
             if not count:
