@@ -143,7 +143,8 @@ class Preparer:
         self._tokenizer = tokenizer
         self._info = info
         self._defaults = defaults or ModelDefaults()
-        self._eos_ids = frozenset(tokenizer.eos_ids)
+        # A tokenizer may know more tokens than the model has logits for; those can never be generated.
+        self._eos_ids = frozenset(token for token in tokenizer.eos_ids if token < self._info.vocab_size)
 
     def check(self, request: GenerationRequest) -> None:
         """All checks that need no tokens; microseconds, but for non-ASCII prompts of megabytes.
@@ -189,6 +190,9 @@ class Preparer:
             raise ValidationError(prompt.field, "must not be empty")
         if len(ids) > self.room.prompt:
             raise ValidationError(prompt.field, f"must have at most {self.room.prompt} tokens, got {len(ids)} tokens")
+        if max(ids) >= self._info.vocab_size:  # an added token of a tokenizer that is wider than the model
+            problem = f"holds a token that the model does not have: id {max(ids)} of {self._info.vocab_size}"
+            raise ValidationError(prompt.field, problem)
         return ids
 
     def finish(self, request: GenerationRequest, ids: Sequence[int], deadline: float) -> PreparedRequest:

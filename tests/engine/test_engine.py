@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -350,6 +351,39 @@ def test_bad_models(tiny: ModelFiles, tmp_path: Path) -> None:
 
 
 def _with_config(files: ModelFiles, **changes: object) -> ModelFiles:
-    from dataclasses import replace
-
     return replace(files, config={**files.config, **changes})
+
+
+async def test_ids_the_model_does_not_have_end_alone(tiny: ModelFiles) -> None:
+    """Past this border an id is an index into memory."""
+    good = make_request(1, 10, 5)
+    bad = [
+        replace(good, prompt_ids=(3, VOCAB)),
+        replace(good, prompt_ids=(3, -1)),
+        replace(good, stop_token_ids=frozenset({VOCAB})),
+        replace(good, sampling=replace(good.sampling, logit_bias=((VOCAB + 7, 1.0),))),
+        replace(good, prompt_ids=()),
+        replace(good, max_new_tokens=100_000),
+    ]
+    async with Running(tiny) as engine:
+        answers = await asyncio.wait_for(asyncio.gather(*(collect(engine, request) for request in [good, *bad])), 30)
+        assert isinstance(answers[0][-1], FinishedEvent)
+        assert all([type(event) for event in events] == [FailedEvent] for events in answers[1:])
+        await idle(engine)
+
+
+async def test_readers_are_told_even_if_cleaning_up_fails(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault lies in the state that the clean-up itself needs: still nobody waits for ever."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("interlingua.engine.native.scheduler.Scheduler.remove", broken)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    engine = NativeEngine(tiny, NativeOptions(threads=1))
+    await engine.start()
+    requests = [make_request(i, 10, 3 if i == 0 else 100, sample=False, stops=False) for i in range(3)]
+    answers = await asyncio.wait_for(asyncio.gather(*(collect(engine, request) for request in requests)), 10)
+    assert isinstance(answers[0][-1], FinishedEvent), "what had finished was handed over before the fault"
+    assert all(isinstance(events[-1], FailedEvent) for events in answers[1:])
+    await engine.stop()

@@ -49,6 +49,14 @@ def refusal(received: GenerationRequest, using: Preparer | None = None) -> Valid
 # --- the prompt ------------------------------------------------------------------------------------------
 
 
+def test_tokens_past_the_models_vocabulary():
+    """A tokenizer may be wider than the model: such a prompt is refused, such an end token is never waited for."""
+    narrow = Preparer(ByteTokenizer(BOS), EngineInfo("test", 98, CONTEXT, "none", "cpu"), Limits())
+    assert refusal(request("aba"), narrow).field == "inputs"  # its BOS is 256
+    wide = Preparer(ByteTokenizer(None), EngineInfo("test", 98, CONTEXT, "none", "cpu"), Limits())
+    assert prepare(request("aaa"), wide).stop_token_ids == frozenset()
+
+
 def test_text_gets_the_tokenizers_special_tokens():
     assert prepare(request("ab")).prompt_ids == (BOS, 97, 98)
 

@@ -212,29 +212,28 @@ class NativeEngine:
         with self._wake:
             while not self._inbox and not scheduler.running and not scheduler.waiting and not self._stopping:
                 self._wake.wait()
-            items = list(self._inbox)
-            self._inbox.clear()
             if self._stopping:
-                self._inbox.extend(items)
                 return False
-        refused: _Delivery = []
-        for stream, request in items:
+        while True:  # one by one: what a fault leaves in the inbox is ended with the rest
+            with self._wake:
+                if not self._inbox:
+                    return True
+                stream, request = self._inbox.popleft()
             if request is not None:
-                self._admit(scheduler, stream, request, refused)
+                self._admit(scheduler, stream, request)
             elif stream.sequence is not None and stream.sequence in self._streams:
                 self._drop(scheduler, stream.sequence)
-        self._hand_over(refused)
-        return True
 
-    def _admit(self, scheduler: Scheduler, stream: _Stream, request: PreparedRequest, refused: _Delivery) -> None:
-        if not 0 < len(request.prompt_ids) <= self.info.max_context:
-            # The service refuses this at the door; here it would wait for memory that does not exist.
-            refused.append((stream, FailedEvent(GenerationError("the prompt does not fit into the engine's context"))))
+    def _admit(self, scheduler: Scheduler, stream: _Stream, request: PreparedRequest) -> None:
+        problem = self._misfit(request)
+        if problem:
+            self._hand_over([(stream, FailedEvent(GenerationError(problem)))])
             return
         try:
             slot = self._add_sampler(request)
         except Exception:  # one request's state cannot be built: it ends alone
-            refused.append((stream, FailedEvent(GenerationError("the request's decoding state could not be built"))))
+            problem = "the request's decoding state could not be built"
+            self._hand_over([(stream, FailedEvent(GenerationError(problem)))])
             return
         sequence = Sequence(request, self._arrivals, time.monotonic(), slot, list(request.prompt_ids))
         if request.prompt_logprobs:
@@ -244,6 +243,17 @@ class NativeEngine:
         stream.sequence = sequence
         self._streams[sequence] = stream
         scheduler.add(sequence)
+
+    def _misfit(self, request: PreparedRequest) -> str:
+        """What of the contract a request breaks, or "". The service refuses all this at the door; past this border an
+        id is an index into memory, and a sequence that outgrows the pool would wait for ever."""
+        if not request.prompt_ids or len(request.prompt_ids) + request.max_new_tokens > self.info.max_context:
+            return "the request does not fit into the engine's context"
+        bias = (token for token, _ in request.sampling.logit_bias)
+        for ids in (request.prompt_ids, request.stop_token_ids, tuple(bias)):
+            if ids and not (min(ids) >= 0 and max(ids) < self.info.vocab_size):
+                return "the request names a token that the model does not have"
+        return ""
 
     def _add_sampler(self, request: PreparedRequest) -> int:
         sampling = request.sampling
@@ -279,14 +289,17 @@ class NativeEngine:
         batch.run(self._model)
         now = time.monotonic()
         scheduler.finish(list(batch.chunks))
-        events = self._collect(scheduler, batch, now)
+        events, finished = self._collect(batch, now)
         self._steps += 1
         self._last_progress = now
-        self._hand_over(events)
+        self._hand_over(events)  # before anything that could fail
+        for sequence in finished:
+            self._drop(scheduler, sequence)
 
-    def _collect(self, scheduler: Scheduler, batch: Batch, now: float) -> _Delivery:
-        """Turns the results of a step into events; finished sequences leave the scheduler."""
+    def _collect(self, batch: Batch, now: float) -> tuple[_Delivery, list[Sequence]]:
+        """Turns the results of a step into events; also returns the sequences that finished."""
         events: _Delivery = []
+        finished: list[Sequence] = []
         ids, logprobs = batch.ids.tolist(), batch.logprobs.tolist()
         counts = batch.top_counts.tolist()
         row = 0
@@ -312,28 +325,25 @@ class NativeEngine:
             events.append((stream, TokenEvent(token, logprobs[row], now, top, reason)))
             if reason is not None:
                 events.append((stream, FinishedEvent(reason, sequence.generated)))
-                self._drop(scheduler, sequence)
+                finished.append(sequence)
             row += 1
-        return events
+        return events, finished
 
     def _drop(self, scheduler: Scheduler, sequence: Sequence) -> None:
         """The one exit: blocks, sampler state and place in the queue are free afterwards."""
         scheduler.remove(sequence)
         self._model.remove_sampler(sequence.slot)
         del self._streams[sequence]
-        if not scheduler.running and not scheduler.waiting:
-            scheduler.check_integrity()
 
     def _end_all(self, scheduler: Scheduler, event: FailedEvent) -> None:
+        """Ends every request. Readers are told first: cleaning up may meet the very state that is broken."""
         events: _Delivery = [(stream, event) for stream in self._streams.values()]
         with self._wake:
             events += [(stream, event) for stream, request in self._inbox if request is not None]
             self._inbox.clear()
-        for sequence in list(self._streams):
-            scheduler.remove(sequence)
-            self._model.remove_sampler(sequence.slot)
-        self._streams.clear()
         self._hand_over(events)
+        for sequence in list(self._streams):
+            self._drop(scheduler, sequence)
 
     def _hand_over(self, events: _Delivery) -> None:
         if events and self._loop is not None and not self._loop.is_closed():

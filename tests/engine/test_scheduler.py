@@ -1,0 +1,135 @@
+"""The scheduler without a model: whatever arrives, a sequence is in a step once, and all of them get done."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlingua.contract.request import PreparedRequest, SamplingParams
+from interlingua.engine.native.blocks import BlockPool
+from interlingua.engine.native.scheduler import Scheduler
+from interlingua.engine.native.sequence import Sequence
+
+BLOCK = 4
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[tuple[int, Sequence]]:
+    """Sequences with the step of their arrival; prompts share beginnings, priorities are mixed."""
+    out: list[tuple[int, Sequence]] = []
+    for number in range(draw(st.integers(2, 10))):
+        ids = tuple([draw(st.integers(1, 2))] * draw(st.integers(1, 24)))
+        request = PreparedRequest(
+            request_id=str(number),
+            prompt_ids=ids,
+            max_new_tokens=draw(st.integers(1, 20)),
+            sampling=SamplingParams(),
+            stop_token_ids=frozenset(),
+            priority=draw(st.integers(1, 5)),
+        )
+        out.append((draw(st.integers(0, 20)), Sequence(request, number, 0.0, number, list(ids))))
+    return out
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    work=arrivals(),
+    blocks=st.integers(11, 18),  # 44 positions hold the longest request
+    budget=st.sampled_from([5, 16, 64]),
+    size=st.sampled_from([2, 4, 16]),
+    caching=st.booleans(),
+    tick=st.sampled_from([0.0, 1.0, 6.0]),
+)
+def test_steps(
+    work: list[tuple[int, Sequence]], blocks: int, budget: int, size: int, caching: bool, tick: float
+) -> None:
+    clock = Clock()
+    scheduler = Scheduler(
+        BlockPool(blocks, caching),
+        block_size=BLOCK,
+        max_batch_tokens=budget,
+        max_batch_size=size,
+        caching=caching,
+        clock=clock,
+    )
+    left = list(work)
+    for step in range(5000):
+        for item in [item for item in left if item[0] <= step]:
+            left.remove(item)
+            item[1].arrived = clock.now
+            scheduler.add(item[1])
+        if not left and not scheduler.running and not scheduler.waiting:
+            break
+        chunks = scheduler.schedule()
+        assert chunks or not (scheduler.running or scheduler.waiting), "work is left and nothing moves"
+        names = [chunk.sequence.number for chunk in chunks]
+        assert len(set(names)) == len(names), "a sequence is in the batch twice"
+        assert all(1 <= chunk.count <= chunk.sequence.pending for chunk in chunks)
+        assert sum(chunk.count for chunk in chunks) <= budget and len(chunks) <= size
+        done = [chunk.sequence for chunk in chunks if chunk.completes]
+        scheduler.finish(chunks)
+        for sequence in done:
+            sequence.ids.append(3 + sequence.generated % 3)
+            if sequence.generated >= sequence.request.max_new_tokens:
+                scheduler.remove(sequence)
+        scheduler.check_integrity()
+        clock.now += tick
+    else:
+        raise AssertionError("the work does not end")
+    assert scheduler.pool.held == 0
+
+
+def test_random_histories() -> None:
+    """Crowded pools with ageing priorities and departures: where a victim of preemption once stood in a step twice."""
+    for seed in range(1000):
+        draw = random.Random(seed)
+        clock = Clock()
+        blocks = draw.randint(8, 20)
+        limit = blocks * BLOCK
+        scheduler = Scheduler(
+            BlockPool(blocks),
+            block_size=BLOCK,
+            max_batch_tokens=draw.choice([8, 12, 16]),
+            max_batch_size=8,
+            clock=clock,
+        )
+        number = 0
+        for _ in range(60):
+            clock.now += draw.choice([0.0, 0.0, 0.0, 3.0])
+            if draw.random() < 0.3:
+                ids = [1] * draw.choice([4, 8, 12])
+                ids += [draw.randint(2, 9) for _ in range(draw.choice([0, 0, 1, 3, 20]))]
+                for _ in range(draw.randint(1, 2)):
+                    request = PreparedRequest(
+                        request_id=str(number),
+                        prompt_ids=tuple(ids[: limit // 2]),
+                        max_new_tokens=limit // 2,
+                        sampling=SamplingParams(),
+                        stop_token_ids=frozenset(),
+                        priority=draw.randint(1, 5),
+                    )
+                    scheduler.add(Sequence(request, number, clock.now, number, list(request.prompt_ids)))
+                    number += 1
+            chunks = scheduler.schedule()
+            assert chunks or not (scheduler.running or scheduler.waiting), f"seed {seed}: nothing moves"
+            names = [chunk.sequence.number for chunk in chunks]
+            assert len(set(names)) == len(names), f"seed {seed}: a sequence is in the batch twice"
+            done = [chunk.sequence for chunk in chunks if chunk.completes]
+            scheduler.finish(chunks)
+            for sequence in done:
+                sequence.ids.append(7)
+            for sequence in [*scheduler.running, *scheduler.waiting]:
+                if len(sequence.ids) >= limit - 1 or (sequence in scheduler.running and draw.random() < 0.03):
+                    scheduler.remove(sequence)
+            scheduler.check_integrity()
