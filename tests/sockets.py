@@ -91,6 +91,6 @@ async def ask(port: int, method: str, path: str, body: object = b"") -> Answer:
     """One request on a connection of its own."""
     connection = await Connection.open(port)
     try:
-        return await asyncio.wait_for(connection.ask(method, path, body), 20)
+        return await asyncio.wait_for(connection.ask(method, path, body), 60)
     finally:
         connection.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from served import Served
 from wire import SETUPS, call_or_reply
 from wire_cases import COMMON, HF, MINDIE, TRITON_PARAMETERS, Case, all_cases
-from wire_client import connect, metric, send
+from wire_client import connect, metric, note, send
 
 from interlingua.contract.dialect import Call
 
@@ -22,7 +24,7 @@ CASES = all_cases()
 PATHS = sorted({case.path for case in CASES})
 PIECES = [b"\\ud800", b"NaN", b"1e999", b"[" * 70, b'"', b"\xff"]
 NAMES = sorted({parameter.name for parameter in (*COMMON, *MINDIE, *HF, *TRITON_PARAMETERS)})
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "800"))  # of both tests together
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1700"))  # of both tests together
 
 scalars = (
     st.none()
@@ -64,18 +66,23 @@ def fuzz(share: float) -> settings:
 raw = bodies.map(lambda body: json.dumps(body).encode("utf-8", "surrogatepass")) | st.binary(max_size=200)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Both:
     """The decoding functions and a real process, which must agree about every body."""
 
     connections: Mapping[str, http.client.HTTPConnection]
+    statuses: Counter[int] = field(default_factory=Counter)
+    slowest: float = 0.0  # seconds of an answer
 
     def check(self, path: str, body: bytes, setup: str) -> None:
         outcome = call_or_reply(path, body, SETUPS[setup])
         connection = self.connections[setup]
+        begun = time.monotonic()
         connection.request("POST", path, body)
         response = connection.getresponse()
         status, kind, answer = response.status, response.headers["content-type"], response.read()
+        self.slowest = max(self.slowest, time.monotonic() - begun)
+        self.statuses[status] += 1
         if isinstance(outcome, Call):
             assert outcome.request.max_new_tokens is not None and outcome.request.max_new_tokens >= 1
             # What only the served model knows (tokens, media) may still be refused.
@@ -98,13 +105,16 @@ class Both:
 @pytest.fixture(scope="module")
 def both(served: Served) -> Iterator[Both]:
     connections = {name: connect(served.urls[name]) for name in SETUPS}
-    yield Both(connections)
+    fuzzed = Both(connections)
+    yield fuzzed
     for connection in connections.values():
         connection.close()
     for name in SETUPS:
         url = served.urls[name]
         assert send(url, "/health", method="GET").status == 200
         assert metric(url, "tgi_batch_current_size") == metric(url, "tgi_queue_size") == 0
+    total = sum(fuzzed.statuses.values())
+    note("bodies", {"requests": total, "statuses": fuzzed.statuses, "slowest_ms": round(fuzzed.slowest * 1e3, 1)})
 
 
 @fuzz(0.35)

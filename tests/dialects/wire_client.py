@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -76,6 +78,13 @@ def metric(url: str, name: str) -> float:
         if line.startswith(name + " "):
             return float(line.split()[1])
     raise LookupError(name)
+
+
+def note(name: str, figures: Any) -> None:
+    """Leaves figures of a fuzz test in the folder that bench/fuzz.py names."""
+    folder = os.environ.get("FUZZ_REPORT")
+    if folder:
+        Path(folder, f"{name}.json").write_text(json.dumps(figures))
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
