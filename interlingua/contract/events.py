@@ -81,6 +81,7 @@ class TextStarted:
     prefill: tuple[TokenText, ...] | None  # only when prompt logprobs were asked for
     timing: Timing
     cached_tokens: int = 0
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class TextToken:
     special: bool
     elapsed_ms: float
     top: tuple[TokenText, ...] = ()
-    summary: Summary | None = None  # on the last token alone
+    summary: Summary | None = None  # on the last token of a choice alone
+    choice: int = 0  # which of the request's `n` answers, from 0; their events may be mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,15 @@ TextEvent = TextStarted | TextToken | FailedEvent
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: the fold of its stream."""
+    """A whole answer: the fold of its stream.
+
+    `alternatives` are the request's other answers: choices 1 to n-1 in order, then those that `best_of` left out.
+    """
 
     summary: Summary
     prefill: tuple[TokenText, ...]
     tokens: tuple[TextToken, ...]
+    alternatives: tuple[Answer, ...] = ()
 
 
 def fold(events: Iterable[TextEvent]) -> Answer:

@@ -112,7 +112,8 @@ class GenerationRequest:
     details: bool = False
     prompt_logprobs: bool = False
     top_n_tokens: int = 0
-    best_of: int = 1
+    n: int = 1  # answers to return, each with a seed of its own
+    best_of: int = 1  # answers to generate, of which the `n` with the best mean logprob are returned
     adapter_id: str | None = None
     grammar: Grammar | None = None
     priority: int = Priority.LOWEST
@@ -133,6 +134,17 @@ class Grammar:
     value: str
 
 
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A statistical mark (Kirchenbauer et al. 2023): `delta` is added to the logits of a share `gamma` of all tokens,
+
+    drawn anew at each position from the id before it. gamma in (0, 1), delta > 0.
+    """
+
+    gamma: float = 0.5
+    delta: float = 2.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Resolved sampling parameters; each has the neutral value that switches it off."""
@@ -148,6 +160,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # 0 = off
     frequency_over: Literal["all", "output"] = "all"
     logit_bias: tuple[tuple[int, float], ...] = ()
+    watermark: Watermark | None = None
     seed: int = 0  # 0..2^64-1
 
 
@@ -167,5 +180,8 @@ class PreparedRequest:
     min_new_tokens: int = 0
     prompt_logprobs: bool = False
     top_n_tokens: int = 0
+    grammar: Grammar | None = None  # checked for size and syntax; the engine compiles and follows it
+    adapter: str | None = None  # a loaded adapter's name; None = the base model
+    group: str | None = None  # requests of one group have the same prompt, whose KV is computed once
     priority: int = Priority.LOWEST
     deadline: float | None = None
