@@ -249,11 +249,9 @@ void Model::fill_weight(int id, SourceFormat format, const uint8_t* source, size
   for (int32_t r = 0; r < count; r++)
     if (rows[r] < 0 || rows[r] >= weight.n) throw std::invalid_argument("weight row out of range");
   const int32_t chunk = 64;
-  pool_.open();
   pool_.run((count + chunk - 1) / chunk, [&](int32_t i, int) {
     for (int32_t r = i * chunk; r < std::min(count, (i + 1) * chunk); r++) pack_row(weight, format, source + r * size, rows[r]);
   });
-  pool_.close();
 }
 
 int Model::add_vector(const float* values, size_t count) {
@@ -261,6 +259,12 @@ int Model::add_vector(const float* values, size_t count) {
   v.resize((count + 15) / 16 * 16, 0.0f);
   vectors_.push_back(std::move(v));
   return int(vectors_.size()) - 1;
+}
+
+// `id` < 0 stands for no vector. Vectors are padded to whole lanes.
+void Model::expect_vector(int id, int32_t width, const char* what) const {
+  if (id >= 0 && vectors_.at(size_t(id)).size() != size_t(pad(width, kLanes)))
+    throw std::invalid_argument(std::string(what) + " has the wrong length");
 }
 
 void Model::set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t head_dim) {
@@ -272,15 +276,21 @@ void Model::set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t hea
   kv_ = Buffer(size_t(layers) * size_t(blocks) * kv_block_values() * sizeof(uint16_t), false);
 }
 
-int Model::add_buffer(int32_t width) {
+int Model::add_buffer(int32_t width) { return new_buffer(width, max_rows_); }
+
+int Model::new_buffer(int32_t width, int32_t rows) {
   const int32_t padded = pad(width, kLanes);
-  buffers_.push_back({padded, Buffer(size_t(max_rows_) * size_t(padded) * sizeof(float))});
+  buffers_.push_back({padded, Buffer(size_t(rows) * size_t(padded) * sizeof(float))});
   return int(buffers_.size()) - 1;
 }
 
 int Model::add_activations(int32_t width, bool integer, bool bf16) {
+  return new_activations(width, integer, bf16, max_rows_);
+}
+
+int Model::new_activations(int32_t width, bool integer, bool bf16, int32_t rows) {
   if (width % kGroup) throw std::invalid_argument("activations come in whole groups of 32");
-  const size_t values = size_t(max_rows_) * size_t(width), groups = values / kGroup;
+  const size_t values = size_t(rows) * size_t(width), groups = values / kGroup;
   ActivationBuffer b{width, integer, bf16, {}, {}, {}, {}, {}, {}, {}};
   if (integer) {
     b.high = Buffer(values);
@@ -311,6 +321,7 @@ void Model::op_embed(int weight, int out, float scale) {
 }
 
 void Model::op_prepare(int in, int norm, float eps, int activations) {
+  expect_vector(norm, activations_.at(size_t(activations)).width, "a norm");
   Op op{OpKind::kPrepare};
   op.a = in, op.b = norm, op.c = activations, op.f = eps;
   ops_.push_back(op);
@@ -323,6 +334,7 @@ void Model::op_linear(int activations, int weight, int out, Epilogue epilogue, i
   if (w.kind == WeightKind::kBf16 ? !in.bf16 : !in.integer) throw std::invalid_argument("linear: inputs lack the needed form");
   if (buffers_.at(size_t(out)).width < column + (epilogue == Epilogue::kSiluGate ? w.n / 2 : w.n))
     throw std::invalid_argument("linear: the output is too narrow");
+  expect_vector(bias, w.n, "a bias");
   Op op{OpKind::kLinear};
   op.a = activations, op.b = weight, op.c = out, op.d = bias, op.e = column, op.epilogue = epilogue;
   ops_.push_back(op);
@@ -335,9 +347,11 @@ void Model::op_rope_store(int qkv, int layer, int32_t heads, int32_t rotary, int
 }
 
 void Model::op_attention(int qkv, int out, int layer, int32_t heads, int32_t window, float scale) {
+  if (kv_heads_ == 0 || heads % kv_heads_) throw std::invalid_argument("attention: heads and KV heads do not fit");
+  if (heads_per_kv_ && heads_per_kv_ != heads / kv_heads_) throw std::invalid_argument("attention: layers differ in heads");
+  heads_per_kv_ = heads / kv_heads_;
   Op op{OpKind::kAttention};
   op.a = qkv, op.b = out, op.c = layer, op.heads = heads, op.window = window, op.f = scale;
-  heads_per_kv_ = heads / kv_heads_;
   ops_.push_back(op);
 }
 
@@ -345,11 +359,9 @@ void Model::op_logits(int in, int norm, float eps, int weight, int32_t vocab) {
   const PackedWeight& w = weights_.at(size_t(weight));
   logits_ = Buffer(size_t(kLogitChunk) * size_t(w.n) * sizeof(float));
   const bool bf16 = w.kind == WeightKind::kBf16;
-  const int32_t rows = max_rows_;
-  max_rows_ = pad(kLogitChunk, kRowPad);
-  logits_activations_ = add_activations(w.k, !bf16, bf16);
-  logits_buffer_ = add_buffer(w.k);
-  max_rows_ = rows;
+  expect_vector(norm, w.k, "the final norm");
+  logits_activations_ = new_activations(w.k, !bf16, bf16, pad(kLogitChunk, kRowPad));
+  logits_buffer_ = new_buffer(w.k, kLogitChunk);
   Op op{OpKind::kLogits};
   op.a = in, op.b = norm, op.c = weight, op.d = vocab, op.f = eps;
   ops_.push_back(op);
@@ -377,7 +389,6 @@ void Model::copy_block(int32_t from, int32_t to) {
 void Model::step(const StepInput& input, const StepOutput& output) {
   if (input.rows > max_rows_) throw std::invalid_argument("step: more rows than the buffers hold");
   FlushToZero flush;
-  pool_.open();
   size_t widest = 1;
   for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
   while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
@@ -388,7 +399,6 @@ void Model::step(const StepInput& input, const StepOutput& output) {
     if (profiling_)
       op_seconds_[size_t(op.kind)] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  pool_.close();
 }
 
 std::vector<std::string> Model::op_kinds() { return {"embed", "prepare", "linear", "rope_store", "attention", "logits"}; }
@@ -505,7 +515,7 @@ void Model::run_attention(const Op& op, const StepInput& input) {
     const int32_t row = input.offsets[task.sequence];
     const AttentionArgs args{qkv.row(row), qkv.width, out.row(row), out.width, pool,
                              input.block_tables + int64_t(task.sequence) * input.max_blocks,
-                             input.positions[row], kv_heads_, head_dim_, op.heads / kv_heads_, op.window, op.f};
+                             input.positions[row], kv_heads_, head_dim_, heads_per_kv_, op.window, op.f};
     kernels_->attention(args, task.kv_head, task.begin, task.end);
   });
 }

@@ -141,6 +141,9 @@ class Model {
   void run_rope_store(const Op& op, const StepInput& input);
   void run_attention(const Op& op, const StepInput& input);
   void run_logits(const Op& op, const StepInput& input, const StepOutput& output);
+  int new_buffer(int32_t width, int32_t rows);
+  int new_activations(int32_t width, bool integer, bool bf16, int32_t rows);
+  void expect_vector(int id, int32_t width, const char* what) const;
   void plan_attention(const StepInput& input);
   uint16_t* kv_layer(int layer) const;
 
@@ -156,7 +159,7 @@ class Model {
   int32_t layers_ = 0, blocks_ = 0, kv_heads_ = 0, head_dim_ = 0;
   Buffer kv_;
   std::vector<AttentionTask> tasks_;
-  int32_t heads_per_kv_ = 1;
+  int32_t heads_per_kv_ = 0;  // the same in all layers
   std::map<int, std::unique_ptr<SamplerState>> samplers_;
   int next_slot_ = 0;
   std::vector<Buffer> scratch_;           // one per thread

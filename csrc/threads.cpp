@@ -1,54 +1,72 @@
 #include "threads.h"
 
-#include <sched.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <utility>
 
 #include "cpu.h"
 
 namespace interlingua {
 namespace {
 
-// Spins politely: on a shared machine the thread that we wait for may be the one that needs our core. Plain reads and no
-// PAUSE: a virtual machine leaves the guest when it sees PAUSE in a loop, which turned a hand-over of 1 us into 40.
-class Spin {
- public:
-  void pause() {
-    if (++count_ % kReadsBeforeYield == 0) sched_yield();
-  }
+// How often a counter is read before its reader sleeps, some 30 us: longer than tasks differ in length, far shorter than
+// a slice of the scheduler. A thread that spins on for one that lost its core keeps that core's work from moving over.
+// Plain reads and no PAUSE: a virtual machine leaves the guest when it sees PAUSE in a loop, which turned a hand-over
+// of 1 us into 40.
+constexpr int kReads = 30000;
 
- private:
-  static constexpr uint32_t kReadsBeforeYield = 20000;  // some 20 us
-  uint32_t count_ = 0;
-};
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
+
+void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+}
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
-  for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+void ThreadPool::Signal::add(uint32_t change) {
+  value.fetch_add(change, std::memory_order_seq_cst);
+  if (sleepers.load(std::memory_order_seq_cst) != 0) futex(value, FUTEX_WAKE, INT_MAX);
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ending_ = true;
-    open_ = true;
+uint32_t ThreadPool::Signal::wait_while(uint32_t old) {
+  for (int i = 0; i < kReads; i++) {
+    const uint32_t now = value.load(std::memory_order_acquire);
+    if (now != old) return now;
   }
-  wake_.notify_all();
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  uint32_t now;
+  while ((now = value.load(std::memory_order_seq_cst)) == old) futex(value, FUTEX_WAIT, old);
+  sleepers.fetch_sub(1, std::memory_order_relaxed);
+  return now;
+}
+
+ThreadPool::ThreadPool(int threads) {
+  try {
+    for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
+  ending_.store(true, std::memory_order_relaxed);
+  epoch_.add(1);
   for (auto& worker : workers_) worker.join();
 }
 
-void ThreadPool::open() {
-  if (workers_.empty()) return;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    open_ = true;
-  }
-  wake_.notify_all();
-}
-
-void ThreadPool::close() { open_ = false; }
-
 void ThreadPool::take_tasks(int thread) {
-  for (int32_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) function_(context_, i, thread);
+  try {
+    for (int32_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) function_(context_, i, thread);
+  } catch (...) {
+    next_.store(count_, std::memory_order_relaxed);
+    if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+  }
 }
 
 void ThreadPool::run_erased(int32_t count, Function function, void* context) {
@@ -60,28 +78,24 @@ void ThreadPool::run_erased(int32_t count, Function function, void* context) {
   function_ = function;
   context_ = context;
   next_.store(0, std::memory_order_relaxed);
-  busy_.store(int32_t(workers_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_release);
+  const uint32_t all = idle_.value.load(std::memory_order_relaxed) + uint32_t(workers_.size());
+  epoch_.add(1);
   take_tasks(0);
-  for (Spin spin; busy_.load(std::memory_order_acquire) != 0;) spin.pause();
+  for (uint32_t now = idle_.value.load(std::memory_order_acquire); now != all;) now = idle_.wait_while(now);
+  if (failed_.load(std::memory_order_relaxed)) {
+    failed_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(error_, nullptr));
+  }
 }
 
 void ThreadPool::work(int thread) {
   FlushToZero flush;
-  uint64_t seen = 0;
-  for (;;) {
-    Spin spin;
-    while (epoch_.load(std::memory_order_acquire) == seen) {
-      if (ending_.load(std::memory_order_relaxed)) return;
-      if (!open_.load(std::memory_order_relaxed)) {
-        std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [this] { return open_.load() || ending_.load(); });
-      }
-      spin.pause();
-    }
-    seen++;
+  for (uint32_t seen = 0;;) {
+    epoch_.wait_while(seen);
+    seen++;  // an epoch ends only when every worker has been through it, so that none can be missed
+    if (ending_.load(std::memory_order_relaxed)) return;
     take_tasks(thread);
-    busy_.fetch_sub(1, std::memory_order_release);
+    idle_.add(1);
   }
 }
 

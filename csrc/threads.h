@@ -1,30 +1,28 @@
-// A pool that runs numbered tasks. Threads take numbers from an atomic counter, spin while a step is open and sleep
-// between steps (no CPU when idle). Results never depend on which thread ran a task.
+// A pool that runs numbered tasks. Threads take numbers from an atomic counter, spin for moments while a step is open and
+// sleep otherwise (no CPU when idle). Results never depend on which thread ran a task.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+#include <exception>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace interlingua {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);  // the caller counts as one of them
+  // The caller counts as one of `threads`. Throws std::system_error when the system gives no more threads.
+  explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return int(workers_.size()) + 1; }
 
-  // Wakes the workers for a series of `run` calls; they spin in between until `close`.
-  void open();
-  void close();
-
-  // Calls task(i, thread) for i in [0, count), on all threads; returns when all are done. Not reentrant.
+  // Calls task(i, thread) for i in [0, count), on all threads; returns when all are done. Not reentrant. What a task
+  // throws first is thrown here; tasks that had not begun by then are left out.
   template <class Task>
   void run(int32_t count, Task&& task) {
     using Plain = std::remove_reference_t<Task>;
@@ -37,19 +35,27 @@ class ThreadPool {
   void run_erased(int32_t count, Function function, void* context);
   void work(int thread);
   void take_tasks(int thread);
+  void end();
+
+  // A counter that others wait for: it is read for some moments, then the waiting thread sleeps in the kernel.
+  struct alignas(64) Signal {
+    std::atomic<uint32_t> value{0};
+    std::atomic<uint32_t> sleepers{0};
+    void add(uint32_t change);
+    uint32_t wait_while(uint32_t old);
+  };
 
   std::vector<std::thread> workers_;
   // One line each: they are written by different threads.
-  alignas(64) std::atomic<uint64_t> epoch_{0};  // counts `run` calls; workers watch it
+  Signal epoch_;  // counts `run` calls; workers watch it
+  Signal idle_;   // counts workers that have finished an epoch; the caller watches it
   alignas(64) std::atomic<int32_t> next_{0};
-  alignas(64) std::atomic<int32_t> busy_{0};  // workers that have not finished the current epoch
-  alignas(64) std::atomic<bool> open_{false};
   std::atomic<bool> ending_{false};
+  std::atomic<bool> failed_{false};
+  std::exception_ptr error_;  // written by whoever set `failed_`, read after all are idle
   int32_t count_ = 0;
   Function function_ = nullptr;
   void* context_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable wake_;
 };
 
 }  // namespace interlingua
