@@ -8,10 +8,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import write_tiny_model
+from tiny_models import F32, tiny_weights, write_safetensors, write_tiny_model
 
 from interlingua.contract.events import (
     EngineEvent,
@@ -299,8 +300,51 @@ async def test_engine_fault_ends_every_request(tiny: ModelFiles, monkeypatch: py
     )
     assert all(isinstance(events[-1], FailedEvent) for events in answers)
     assert engine.failure is not None
+    await engine.stop()  # readers are told first: the clean-up may still run
     assert engine.stats().kv_blocks_used == 0
+    assert not engine._inbox
+
+
+async def test_leaving_a_dead_engine_leaves_nothing_behind(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that goes after the fault, before it was told of it."""
+
+    def broken(chunks: object) -> object:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("interlingua.engine.native.engine.build_batch", broken)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    engine = NativeEngine(tiny, NativeOptions(threads=1))
+    await engine.start()
+    task = asyncio.create_task(collect(engine, make_request(1, 10, 10)))
+    await asyncio.sleep(0)
+    assert engine._thread is not None
+    engine._thread.join(30)  # on the event loop: the reader cannot have heard yet
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not engine._inbox and not engine._open
+
+
+async def test_a_step_that_hangs_keeps_nobody_waiting(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, release = threading.Event(), threading.Event()
+
+    def hang(batch: Batch, *_: object) -> None:
+        stuck.set()
+        release.wait()
+
+    monkeypatch.setattr(Batch, "run", hang)
+    monkeypatch.setattr("interlingua.engine.native.engine._JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    engine = NativeEngine(tiny, NativeOptions(threads=1))
+    await engine.start()
+    tasks = [asyncio.create_task(collect(engine, make_request(i, 10, 10))) for i in range(3)]
+    await asyncio.to_thread(stuck.wait, 30)
     await engine.stop()
+    for events in await asyncio.wait_for(asyncio.gather(*tasks), 30):
+        assert [type(event) for event in events] == [FailedEvent]
+    release.set()
+    assert engine._thread is not None
+    await asyncio.to_thread(engine._thread.join, 30)
+    assert not engine._thread.is_alive()
 
 
 async def test_vanishing_readers(tiny: ModelFiles) -> None:
@@ -341,6 +385,9 @@ def test_bad_models(tiny: ModelFiles, tmp_path: Path) -> None:
         load_model(_with_config(tiny, intermediate_size=128), NativeOptions())
     with pytest.raises(ModelError, match=r"INTERLINGUA_ISA.*available: scalar"):
         load_model(tiny, NativeOptions(isa="sse9"))
+    for name in ("model.norm.weight", "model.layers.1.self_attn.k_proj.bias"):
+        with pytest.raises(ModelError, match=rf"tensor {name} has shape \(7,\); the configuration says"):
+            load_model(_with_tensor(tmp_path / name, name, np.zeros(7, np.float32)), NativeOptions())
     whole = tiny.paths[0].read_bytes()
     cut = tmp_path / "cut"
     cut.mkdir()
@@ -348,6 +395,13 @@ def test_bad_models(tiny: ModelFiles, tmp_path: Path) -> None:
     (cut / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match="truncated"):
         load_model(from_folder(cut, "cut"), NativeOptions())
+
+
+def _with_tensor(folder: Path, name: str, values: F32) -> ModelFiles:
+    """The model of `tiny` with one tensor replaced or added."""
+    write_tiny_model("gqa_tied", folder)
+    write_safetensors(folder / "model.safetensors", {**tiny_weights("gqa_tied"), name: values}, "float32")
+    return from_folder(folder, "changed")
 
 
 def _with_config(files: ModelFiles, **changes: object) -> ModelFiles:

@@ -50,7 +50,7 @@ def test_tiny(name: str, tmp_path: Path) -> None:
     golden = np.load(GOLDEN / "tiny_logits.npz")
     loaded = load_folder(write_tiny_model(name, tmp_path / name))
     ids = golden[f"{name}.ids"].tolist()
-    if name == "rope_dynamic":  # our base is fixed for the served context, which ends where the golden base moves
+    if name == "rope_dynamic":  # the served context ends where this scaling begins
         ids = ids[: loaded.info.max_context]
     theirs = log_softmax(golden[f"{name}.logits"][: len(ids)])
     if name == "rope_dynamic":

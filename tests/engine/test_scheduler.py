@@ -90,6 +90,38 @@ def test_steps(
     assert scheduler.pool.held == 0
 
 
+def test_who_is_admitted_stays() -> None:
+    """Room that the running ones are about to need is not given away: nobody is admitted only to be preempted."""
+    scheduler = Scheduler(BlockPool(12, False), block_size=BLOCK, max_batch_tokens=8, max_batch_size=8, caching=False)
+
+    def add(number: int, prompt: int) -> Sequence:
+        request = PreparedRequest(
+            request_id=str(number),
+            prompt_ids=tuple(range(prompt)),
+            max_new_tokens=8,
+            sampling=SamplingParams(),
+            stop_token_ids=frozenset(),
+        )
+        sequence = Sequence(request, number, 0.0, number, list(request.prompt_ids))
+        scheduler.add(sequence)
+        return sequence
+
+    first, second, third = add(0, 20), add(1, 9), add(2, 9)
+    order: list[int] = []
+    for _ in range(60):
+        chunks = scheduler.schedule()
+        order += [chunk.sequence.number for chunk in chunks if chunk.sequence.number not in order]
+        scheduler.finish(chunks)
+        for chunk in chunks:
+            if chunk.sequence.pending == 0:
+                chunk.sequence.ids.append(1)
+                if chunk.sequence.generated == 8:
+                    scheduler.remove(chunk.sequence)
+    assert [s.generated for s in (first, second, third)] == [8, 8, 8]
+    assert order == [0, 1, 2]
+    assert scheduler.preemptions == 0  # the first two end with all 12 blocks: the third waits for one of them
+
+
 def test_random_histories() -> None:
     """Crowded pools with ageing priorities and departures: where a victim of preemption once stood in a step twice."""
     for seed in range(1000):

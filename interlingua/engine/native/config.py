@@ -48,8 +48,9 @@ class ModelConfig:
 def rotary_tables(rope: RopeConfig, head_dim: int, positions: int, original: int) -> tuple[F32, F32]:
     """cos and sin [positions, head_dim / 2] as transformers computes them.
 
-    `original` is the context that the model was trained for. Scaling "dynamic" takes its base once, for `positions`
-    (the served context): a base that moved with the length so far would make keys already in the cache wrong.
+    `original` is the context that the model was trained for. Scaling "dynamic" begins only past it, and no request
+    may get there (`load_model` caps the context): its base would move with the length so far, and keys already in the
+    cache, which other requests share, would be wrong.
 
     Raises:
         ModelError: a kind of scaling that is not known.
@@ -61,17 +62,11 @@ def rotary_tables(rope: RopeConfig, head_dim: int, positions: int, original: int
     magnitude = 1.0
     if kind == "linear":
         frequencies = frequencies / np.float32(scaling["factor"])
-    elif kind == "dynamic":
-        if positions > original:
-            factor = float(scaling["factor"])
-            grown = factor * positions / original - (factor - 1)
-            base = rope.theta * grown ** (head_dim / (head_dim - 2))
-            frequencies = (1.0 / np.power(np.float32(base), half)).astype(np.float32)
     elif kind == "llama3":
         frequencies = _llama3(frequencies, scaling)
     elif kind == "yarn":
         frequencies, magnitude = _yarn(frequencies, scaling, rope.theta, head_dim, original)
-    elif kind != "default":
+    elif kind not in ("default", "dynamic"):
         raise ModelError(f"rope scaling {kind!r} is not supported; supported: default, linear, dynamic, llama3, yarn")
     if rope.divisors is not None:
         frequencies = (frequencies / rope.divisors).astype(np.float32)

@@ -61,14 +61,14 @@ class NativeOptions:
 
 
 class _Stream:
-    """Where a request's events wait for their reader. Touched by the event loop alone."""
+    """Where a request's events wait for their reader. The event loop's own, but for `sequence`: the engine thread's."""
 
     __slots__ = ("events", "sequence", "waiter")
 
     def __init__(self) -> None:
         self.events: deque[EngineEvent] = deque()
         self.waiter: asyncio.Future[None] | None = None
-        self.sequence: Sequence | None = None  # engine thread only
+        self.sequence: Sequence | None = None  # what the engine thread made of the request
 
     def put(self, event: EngineEvent) -> None:
         self.events.append(event)
@@ -101,6 +101,7 @@ class NativeEngine:
         self._stopping = False
         self._failure: BaseException | None = None
         self._streams: dict[Sequence, _Stream] = {}  # engine thread only
+        self._open: set[_Stream] = set()  # event loop only: those that have a reader
         self._arrivals = 0
         self._steps = 0
         self._prompt_tokens = 0
@@ -141,10 +142,13 @@ class NativeEngine:
         if self._thread is not None:
             # A step takes milliseconds. One that hangs must not keep the process from ending: the thread is a daemon.
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+        for stream in self._open:  # nobody may wait for a thread that hangs; those that it has ended stay as they are
+            stream.put(FailedEvent(UnavailableError("the server is stopping")))
 
     async def generate(self, request: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
         stream = _Stream()
         ended = False
+        self._open.add(stream)
         self._post(stream, request)
         try:
             while not ended:
@@ -156,6 +160,7 @@ class NativeEngine:
                 ended = isinstance(event, FinishedEvent | FailedEvent)
                 yield event
         finally:
+            self._open.discard(stream)
             if not ended and not any(isinstance(e, FinishedEvent | FailedEvent) for e in stream.events):
                 self._post(stream, None)
 
@@ -179,8 +184,9 @@ class NativeEngine:
 
     def _post(self, stream: _Stream, request: PreparedRequest | None) -> None:
         with self._wake:
-            if request is not None and (self._stopping or self._failure is not None):
-                stream.put(FailedEvent(UnavailableError("the engine does not take requests any more")))
+            if self._stopping or self._failure is not None:  # nobody reads the inbox; what runs ends anyway
+                if request is not None:
+                    stream.put(FailedEvent(UnavailableError("the engine does not take requests any more")))
                 return
             self._inbox.append((stream, request))
             self._wake.notify()

@@ -128,7 +128,7 @@ class Scheduler:
             self._know_keys(sequence, reusable)
             blocks = self.pool.match(sequence.keys[:reusable])
         needed = -(-len(sequence.ids) // self._block_size) - len(blocks)
-        if needed > self.pool.free:
+        if needed + self._promised() > self.pool.free:
             self.pool.release(blocks)
             return 0
         sequence.blocks = blocks
@@ -145,6 +145,12 @@ class Scheduler:
         if not self._grow(sequence, sequence.computed + count):
             raise AssertionError("admitted without room")
         return count
+
+    def _promised(self) -> int:
+        """Blocks that the running sequences will take before they are done with what they know, and one more each.
+        Who is admitted into these would be the first to be preempted, with all its work, a few steps later."""
+        size = self._block_size
+        return sum(max(0, -(-len(s.ids) // size) + 1 - len(s.blocks)) for s in self.running)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Holds blocks for `count` more tokens, preempting from the end of the line; False if it went itself."""

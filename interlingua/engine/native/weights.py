@@ -211,22 +211,17 @@ class WeightLoader:
                 values = moved
             self._model.fill_weight(weight, SourceFormat.F32, _bytes(values), rows[first : first + step])
 
-    def vector(self, tensor: Tensor) -> int:
-        """A float32 vector of the checkpoint (a norm's weight). Returns its handle."""
-        return self.values(scatter([(tensor, None)], int(tensor.shape[0])))
-
     def values(self, values: F32) -> int:
-        """A float32 vector made by the caller (a fused bias). Returns its handle."""
+        """A float32 vector (a norm's weight, a fused bias). Returns its handle."""
         return self._model.add_vector(values)
 
 
-def scatter(parts: Sequence[tuple[Tensor, I32 | None]], size: int) -> F32:
-    """Vectors written into one of `size` entries, each to its own rows."""
-    out = np.zeros(size, np.float32)
-    for tensor, rows in parts:
-        values = widen(tensor).reshape(-1)
-        out[rows if rows is not None else slice(0, len(values))] = values
-    return out
+def vector(checkpoint: Checkpoint, name: str, size: int) -> F32:
+    """A vector of the checkpoint as float32 [size]. Raises ModelError if it has another shape, or is missing."""
+    tensor = checkpoint.get(name)
+    if tensor.shape != (size,):
+        raise ModelError(f"tensor {name} has shape {tensor.shape}; the configuration says {(size,)}")
+    return widen(tensor)
 
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

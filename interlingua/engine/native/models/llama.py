@@ -16,7 +16,7 @@ from interlingua.contract.errors import ModelError
 from interlingua.engine.native._native import Model, WeightKind
 from interlingua.engine.native.config import ModelConfig, RopeConfig, rotary_tables
 from interlingua.engine.native.ops import Linear, Program, interleave
-from interlingua.engine.native.weights import Checkpoint, Placement, Tensor, WeightLoader, scatter
+from interlingua.engine.native.weights import Checkpoint, Placement, Tensor, WeightLoader, vector
 
 I32 = npt.NDArray[np.int32]
 
@@ -73,11 +73,7 @@ def config_from_gguf(metadata: Mapping[str, Any], checkpoint: Checkpoint) -> Mod
         original = get("rope.scaling.original_context_length", 0)
         if original:
             scaling["original_max_position_embeddings"] = original
-    divisors = (
-        scatter([(checkpoint.get("rope_freqs.weight"), None)], head_dim // 2)
-        if checkpoint.has("rope_freqs.weight")
-        else None
-    )
+    divisors = vector(checkpoint, "rope_freqs.weight", head_dim // 2) if checkpoint.has("rope_freqs.weight") else None
     return ModelConfig(
         architecture="llama",
         hidden=hidden,
@@ -154,8 +150,8 @@ class Weights:
         self._checkpoint = checkpoint
         self._loader = loader
 
-    def vector(self, name: str) -> int:
-        return self._loader.vector(self._checkpoint.get(name + ".weight"))
+    def norm(self, name: str) -> int:
+        return self._loader.values(vector(self._checkpoint, name + ".weight", self.config.hidden))
 
     def embedding(self) -> Linear:
         return self._plain(self.names.embedding, self.config.vocab, self.config.hidden)
@@ -223,13 +219,18 @@ class Weights:
         kind = self._loader.kind_of(tensors, columns is not None)
         places = [Placement(tensor, rows, columns) for tensor, (_, rows) in zip(tensors, parts, strict=True)]
         weight = self._loader.pack(kind, outputs, inputs, places)
-        biases = [
-            (self._checkpoint.get(name + ".bias"), rows)
-            for name, (_, rows) in zip(names, parts, strict=True)
-            if self._checkpoint.has(name + ".bias")
-        ]
-        bias = self._loader.values(scatter(biases, outputs)) if biases else -1
-        return Linear(weight, kind, outputs, inputs, bias)
+        return Linear(weight, kind, outputs, inputs, self._bias(names, [rows for _, rows in parts], outputs))
+
+    def _bias(self, names: list[str], places: list[I32], outputs: int) -> int:
+        """The fused bias, zero for parts that have none; -1 if no part has one."""
+        biased = [(name + ".bias", rows) for name, rows in zip(names, places, strict=True)]
+        biased = [(name, rows) for name, rows in biased if self._checkpoint.has(name)]
+        if not biased:
+            return -1
+        values = np.zeros(outputs, np.float32)
+        for name, rows in biased:
+            values[rows] = vector(self._checkpoint, name, len(rows))
+        return self._loader.values(values)
 
 
 def build(
@@ -264,15 +265,15 @@ def build(
 
     program.embed(embedding, x)
     for i, (qkv_layer, o_layer, gate_up, down) in enumerate(layers):
-        program.norm(x, weights.vector(weights.names.attention_norm.format(i)), config.norm_eps, normed)
+        program.norm(x, weights.norm(weights.names.attention_norm.format(i)), config.norm_eps, normed)
         program.linear(normed, qkv_layer, qkv)
         program.rope_and_store(qkv, i, heads, config.head_dim, cos, sin)
         program.attention(qkv, i, heads, config.sliding_window, config.head_dim**-0.5, attended)
         program.prepare(attended, o_in)
         program.linear_add(o_in, o_layer, x)
-        program.norm(x, weights.vector(weights.names.mlp_norm.format(i)), config.norm_eps, normed)
+        program.norm(x, weights.norm(weights.names.mlp_norm.format(i)), config.norm_eps, normed)
         program.linear_silu_gate(normed, gate_up, inner)
         program.prepare(inner, down_in)
         program.linear_add(down_in, down, x)
-    program.logits(x, weights.vector(weights.names.final_norm), config.norm_eps, head, config.vocab)
+    program.logits(x, weights.norm(weights.names.final_norm), config.norm_eps, head, config.vocab)
     return layers[0][0].kind
