@@ -126,7 +126,14 @@ class Timing:
     finished: float = 0.0
 
 
-TextEvent = TextStarted | TextToken | FailedEvent
+@dataclass(frozen=True, slots=True)
+class TextStopped:
+    """The request was stopped by its id before its first token: an ending, and a whole answer of no text."""
+
+    summary: Summary
+
+
+TextEvent = TextStarted | TextToken | TextStopped | FailedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,8 @@ def fold(events: Iterable[TextEvent]) -> Answer:
             raise event.error
         if isinstance(event, TextStarted):
             prefill = event.prefill or ()
+        elif isinstance(event, TextStopped):
+            return Answer(event.summary, prefill, ())
         else:
             tokens.append(event)
     if not tokens or tokens[-1].summary is None:

@@ -100,6 +100,7 @@ class GenerationRequest:
 
     request_id: str
     prompt: Prompt
+    client_id: str | None = None  # the client's own name for it, by which it can be stopped; need not be unique
     max_new_tokens: int | None = None  # None = the room that is left
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     stop: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import orjson
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
 from interlingua.contract.errors import NotFoundError, NotSupportedError, RequestError, ValidationError
-from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, TextToken
+from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, TextStopped, TextToken
 from interlingua.contract.request import GenerationRequest, Priority, SamplingRequest, StopMode
 from interlingua.dialects import _errors, _sse
 from interlingua.dialects._fields import note_unknown, object_field, read_field
@@ -77,6 +77,7 @@ def decode(wire: WireRequest, settings: DialectSettings, *, stream: bool) -> Cal
     request = GenerationRequest(
         request_id=wire.request_id,
         prompt=prompt,
+        client_id=client_id,
         max_new_tokens=_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
         sampling=_sampling(values),
         stop=values.get("stop", ()) + values.get("stop_words", ()),
@@ -148,6 +149,11 @@ class TritonEncoder:
             # No flag tells a special token here, so its text must not be in the joined stream.
             body = self._head("" if event.special else event.text)
             if self.details and event.summary is not None:
+                body["details"] = self._details(event.summary, self.costs)
+            return _sse.frame(body)
+        if isinstance(event, TextStopped):
+            body = self._head("")
+            if self.details:
                 body["details"] = self._details(event.summary, self.costs)
             return _sse.frame(body)
         if isinstance(event, FailedEvent):

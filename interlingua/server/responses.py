@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from interlingua.contract.dialect import Call, Reply
 from interlingua.contract.errors import GenerationError, InterlinguaError, RequestError
-from interlingua.contract.events import FailedEvent, TextEvent, TextToken, fold
+from interlingua.contract.events import FailedEvent, TextEvent, TextStopped, TextToken, fold
 from interlingua.server.exchange import Exchange
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render
             assert isinstance(last, FailedEvent)
             await exchange.reply(render_error(request_error(last.error)))
             return
-        over = failed or (isinstance(last, TextToken) and last.summary is not None)
+        over = failed or isinstance(last, TextStopped) or (isinstance(last, TextToken) and last.summary is not None)
         try:
             data = encode(last) if len(batch) == 1 else b"".join(map(encode, batch))
             if over:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DROPPED = "dropped"  # the client left before its answer was complete
+STOPPED = "stopped"  # by its id, before its first token
 _DURATIONS = tuple(0.0001 * 1.5**k for k in range(1, 36))  # seconds; TGI's own buckets
 _COUNTS = tuple(float(2**k) for k in range(21))  # tokens
 _ERR = {"incomplete_generation": "incomplete", "cancelled": DROPPED}  # kinds whose TGI name differs
@@ -93,7 +94,7 @@ class Metrics:
         )
 
     def failed(self, kind: str) -> None:
-        """A request ended without its answer; `kind` is that of the error, or `DROPPED`."""
+        """A request ended without its answer; `kind` is that of the error, or one of the words above."""
         name = _ERR.get(kind, kind)
         self.failures[name] = self.failures.get(name, 0) + 1
 

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from interlingua.contract.engine import Engine, EngineStream
 from interlingua.contract.errors import (
+    CancelledError,
     GenerationError,
     IncompleteGenerationError,
     InterlinguaError,
@@ -36,6 +37,7 @@ from interlingua.contract.events import (
     Summary,
     TextEvent,
     TextStarted,
+    TextStopped,
     TextToken,
     Timing,
     TokenEvent,
@@ -43,7 +45,7 @@ from interlingua.contract.events import (
     fold,
 )
 from interlingua.contract.request import GenerationRequest, PreparedRequest, TextPrompt
-from interlingua.service.metrics import DROPPED, Metrics
+from interlingua.service.metrics import DROPPED, STOPPED, Metrics
 from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
 from interlingua.text.detokenize import Detokenizer, Piece, StopMatcher, TokenTable
 
@@ -92,6 +94,7 @@ class Service:
         self._preparer: Preparer | None = None
         self._table: TokenTable | None = None
         self._inside = 0  # permits taken
+        self._runs: dict[str, list[_Run]] = {}  # by either id of their requests, oldest first
         self._busy_since = 0.0  # when `_inside` last left 0, on the clock of time.monotonic
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -182,15 +185,15 @@ class Service:
         kind = DROPPED  # counted when the consumer goes away first
         stream: EngineStream | None = None
         deadline: _Deadline | None = None
-        permit = False
+        run: _Run | None = None
         try:
             model, preparer, table = self._admit()
-            permit = True
             deadline = _Deadline(timing.arrived, request.timeout or self.limits.timeout)
+            run = self._enlist(request, deadline)
             prepared, stops = await self._prepare(preparer, request, deadline)
             timing.queued = time.monotonic()
             stream = model.engine.generate(prepared)
-            story = _Story(request, prepared, table, stops, timing)
+            story = run.begin(_Story(request, prepared, table, stops, timing))
             while summary is None:
                 with deadline:
                     event = await anext(stream)
@@ -200,6 +203,9 @@ class Service:
                     ending = batch
                 elif batch:
                     yield batch
+        except _StoppedError:
+            kind = STOPPED
+            ending = (TextStopped(story.stop()),)
         except InterlinguaError as error:
             kind = error.kind
             ending = (FailedEvent(error),)
@@ -217,13 +223,25 @@ class Service:
                 if stream is not None:
                     await stream.aclose()
             finally:
-                if permit:
-                    self._release()
+                if run is not None:
+                    self._release(run)
                 if summary is not None:
                     self.metrics.succeeded(summary)
                 else:
                     self.metrics.failed(kind)
         yield ending
+
+    def stop_request(self, request_id: str) -> bool:
+        """Ends a running request early, with the text that it has and `stop_sequence`; False: none has this id.
+
+        Takes effect with the request's next token, or at once if it has none yet. Of several requests with the
+        same client's id the oldest that was not stopped yet is meant.
+        """
+        for run in self._runs.get(request_id, ()):
+            if not run.stopped:
+                run.stop()
+                return True
+        return False
 
     async def token_spans(self, prompt: TextPrompt) -> Sequence[TokenSpan]:
         """The prompt's tokens and their places in it, without a permit. Raises RequestError."""
@@ -253,7 +271,19 @@ class Service:
         assert self._preparer is not None and self._table is not None
         return self._model, self._preparer, self._table
 
-    def _release(self) -> None:
+    def _enlist(self, request: GenerationRequest, deadline: _Deadline) -> _Run:
+        """Makes the request, which holds a permit, known by its ids."""
+        run = _Run({request.request_id, request.client_id or request.request_id}, deadline)
+        for name in run.ids:
+            self._runs.setdefault(name, []).append(run)
+        return run
+
+    def _release(self, run: _Run) -> None:
+        for name in run.ids:
+            runs = self._runs[name]
+            runs.remove(run)
+            if not runs:
+                del self._runs[name]
         self._inside -= 1
         if self._inside == 0:
             self._emptied.set()
@@ -290,25 +320,25 @@ class _Deadline:
 
     A timer cancels the task that waits, and the wait's end turns that into a RequestTimeoutError. Outside
     of a wait nothing is interrupted: the consumer's own work between two events is not ours to cancel, and
-    the next wait then fails at once.
+    the next wait then fails at once. `interrupt` ends the waits before their time.
     """
 
-    __slots__ = ("_cancelled", "_loop", "_others", "_over", "_seconds", "_timer", "_waiting", "at")
+    __slots__ = ("_cancelled", "_loop", "_others", "_over", "_timer", "_waiting", "at")
 
     def __init__(self, arrived: float, seconds: float) -> None:
         self.at = arrived + seconds  # on the clock of time.monotonic
-        self._seconds = seconds
         self._waiting: asyncio.Task[object] | None = None
         self._others = 0  # cancellations that the waiting task had seen before
-        self._over = False
+        self._over: InterlinguaError | None = None  # why nothing is waited for any more
         self._cancelled = False
         left = max(0.0, self.at - time.monotonic())
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(left, self._expire)
+        error = RequestTimeoutError(f"the request's time limit of {seconds:g} seconds has passed")
+        self._timer = self._loop.call_later(left, self.interrupt, error)
 
     def __enter__(self) -> None:
-        if self._over:
-            raise self._error()
+        if self._over is not None:
+            raise self._over
         # Asked for each time: a consumer may well wrap every step in a task of its own.
         task = asyncio.current_task(self._loop)
         assert task is not None
@@ -322,29 +352,60 @@ class _Deadline:
         self._waiting = None
         if self._cancelled:
             self._cancelled = False
-            assert task is not None
+            assert task is not None and self._over is not None
             # More cancellations than ours: the client left at the same moment, and that comes first.
             if task.uncancel() <= self._others and kind is asyncio.CancelledError:
-                raise self._error() from None
+                raise self._over from None
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _expire(self) -> None:
-        self._over = True
+    def interrupt(self, error: InterlinguaError) -> None:
+        """Ends the present wait, or else the next one, with `error`. Once: the first error stays."""
+        if self._over is not None:
+            return
+        self._over = error
         if self._waiting is not None:
             self._cancelled = True
             self._waiting.cancel()
 
-    def _error(self) -> RequestTimeoutError:
-        return RequestTimeoutError(f"the request's time limit of {self._seconds:g} seconds has passed")
+
+class _StoppedError(CancelledError):
+    """Somebody stopped the request by its id."""
+
+
+class _Run:
+    """A request inside, as `Service.stop_request` reaches it."""
+
+    __slots__ = ("_deadline", "_story", "ids", "stopped")
+
+    def __init__(self, ids: set[str], deadline: _Deadline) -> None:
+        self.ids = ids
+        self.stopped = False
+        self._deadline = deadline
+        self._story: _Story | None = None  # None while the request is prepared
+
+    def begin(self, story: _Story) -> _Story:
+        self._story = story
+        if self.stopped:
+            self.stop()
+        return story
+
+    def stop(self) -> None:
+        """Ends the story with its next token; a story without a token ends now, or when it begins."""
+        self.stopped = True
+        if self._story is None:
+            return
+        if self._story.count:
+            self._story.stopping = True
+        else:
+            self._deadline.interrupt(_StoppedError("the request was stopped"))
 
 
 class _Story:
     """Tells one request's engine events as text events."""
 
     __slots__ = (
-        "_count",
         "_detokenizer",
         "_index",
         "_last_at",
@@ -352,6 +413,8 @@ class _Story:
         "_prepared",
         "_table",
         "_timing",
+        "count",
+        "stopping",
         "summary",
     )
 
@@ -369,7 +432,8 @@ class _Story:
         self._timing = timing
         self._detokenizer = Detokenizer(table, stops, request.stop_mode)
         self._pending: deque[TokenEvent] = deque()  # tokens whose pieces are held back
-        self._count = 0  # tokens heard
+        self.count = 0  # tokens heard
+        self.stopping = False  # the next token is the last one
         self._index = 0  # tokens told
         self._last_at = timing.arrived  # when the last token told was made
 
@@ -394,9 +458,9 @@ class _Story:
         raise IncompleteGenerationError("the engine ended the answer without a last token")
 
     def _token(self, event: TokenEvent) -> Sequence[TextEvent]:
-        if self._count == 0:
+        if self.count == 0:
             self._timing.first_token = event.at
-        self._count += 1
+        self.count += 1
         detokenizer = self._detokenizer
         pieces = detokenizer.push(event.token_id)
         pending = self._pending
@@ -404,24 +468,31 @@ class _Story:
         # Length and EOS come before a stop string that ends in the same token, as in TGI; its text is cut
         # anyway.
         reason = event.finish_reason
-        if reason is None and detokenizer.stopped:
+        if reason is None and (detokenizer.stopped or self.stopping):
             reason = FinishReason.STOP
         if reason is None:
             return [self._text_token(pending.popleft(), piece, None) for piece in pieces]
         pieces += detokenizer.finish()
         last = pieces.pop()
         tokens = [self._text_token(pending.popleft(), piece, None) for piece in pieces]
+        self.summary = self._summary(reason)
+        tokens.append(self._text_token(pending.popleft(), last, self.summary))
+        return tokens
+
+    def stop(self) -> Summary:
+        """The end of a story without a token."""
+        return self._summary(FinishReason.STOP)
+
+    def _summary(self, reason: FinishReason) -> Summary:
         self._timing.finished = time.monotonic()
-        self.summary = Summary(
-            detokenizer.text,
+        return Summary(
+            self._detokenizer.text,
             reason,
-            self._count,
+            self.count,
             len(self._prepared.prompt_ids),
             self._prepared.sampling.seed,
             self._timing,
         )
-        tokens.append(self._text_token(pending.popleft(), last, self.summary))
-        return tokens
 
     def _text_token(self, event: TokenEvent, piece: Piece, summary: Summary | None) -> TextToken:
         self._index += 1

@@ -23,6 +23,7 @@ from interlingua.contract.events import (
     FinishReason,
     TextEvent,
     TextStarted,
+    TextStopped,
     TextToken,
     TokenText,
     fold,
@@ -392,3 +393,75 @@ async def test_metrics_add_up():
     for gauge in ("tgi_queue_size", "tgi_batch_current_size", "interlingua_kv_blocks_used"):
         assert float(rows[gauge]) == 0
     assert float(rows["process_resident_memory_bytes"]) > 0
+
+
+# --- stopped by id ---------------------------------------------------------------------------------------
+
+
+async def told_until_stopped(home: House, received: GenerationRequest, name: str, tokens: int) -> list[TextEvent]:
+    """The events of a request that is stopped by `name` once it has told so many tokens."""
+    told: list[TextEvent] = []
+    async for batch in home.service.generate(received):
+        told += batch
+        if sum(isinstance(event, TextToken) for event in told) == tokens:
+            assert home.service.stop_request(name)
+            tokens = -1
+    await home.emptied()
+    return told
+
+
+@pytest.mark.parametrize("name", ["r", "mine"])
+async def test_a_stopped_request_ends_with_its_next_token(name: str):
+    home = house(Script(ids=tuple(b"abcdefgh" * 100)))
+    told = await told_until_stopped(home, request(max_new_tokens=500, client_id="mine"), name, 3)
+    summary = fold(told).summary
+    assert (summary.text, summary.finish_reason, summary.generated_tokens) == ("abcd", FinishReason.STOP, 4)
+    assert not home.service.stop_request("mine") and not home.service.stop_request("r")
+    assert home.service.metrics.successes == 1
+
+
+async def test_text_that_is_held_back_belongs_to_a_stopped_answer():
+    home = house(script("abcXYabc"))
+    received = request(stop=("XYZ",), max_new_tokens=50)
+    told = await told_until_stopped(home, received, "r", 3)
+    assert fold(told).summary.text == "abcX"
+
+
+@pytest.mark.parametrize("waits", ["in the queue", "in prefill"])
+async def test_a_request_without_a_token_is_stopped_at_once(waits: str):
+    home = house(Script(ids=(97,), start_delay=30), max_running=1)
+    tasks = [asyncio.create_task(events(home, request(client_id=name))) for name in ("first", "second")]
+    await asyncio.sleep(0.02)
+    wanted = tasks[waits == "in the queue"]
+    assert home.service.stop_request("second" if waits == "in the queue" else "first")
+    told = await asyncio.wait_for(wanted, 5)
+    assert isinstance(told[-1], TextStopped) and home.service.metrics.failures == {"stopped": 1}
+    answer = fold(told)
+    assert (answer.summary.text, answer.summary.finish_reason, answer.tokens) == ("", FinishReason.STOP, ())
+    assert answer.summary.prompt_tokens == 3
+    for task in tasks:
+        task.cancel()
+    await home.emptied()
+
+
+async def test_a_request_is_stopped_while_it_is_prepared():
+    home = house(Script(ids=(97,), start_delay=30))
+    received = request("x" * 5000)  # prepared in a thread
+    task = asyncio.create_task(events(home, received))
+    await asyncio.sleep(0)
+    assert home.service.stop_request("r")
+    told = await asyncio.wait_for(task, 5)
+    assert isinstance(told[-1], TextStopped) and told[-1].summary.prompt_tokens == 5001
+    await home.emptied()
+
+
+async def test_of_requests_with_one_name_the_oldest_is_stopped_first():
+    home = house(Script(ids=(97,), start_delay=30))
+    tasks = [asyncio.create_task(events(home, request(client_id="same"))) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    for place, task in enumerate(tasks):
+        assert home.service.stop_request("same")
+        await asyncio.wait_for(task, 5)
+        assert [other.done() for other in tasks] == [True] * (place + 1) + [False] * (2 - place)
+    assert not home.service.stop_request("same")
+    await home.emptied()
