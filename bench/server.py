@@ -73,8 +73,14 @@ def resident_of(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def running(flags: Sequence[str] = (), seconds: float = 120) -> Iterator[Server]:
+def running(
+    flags: Sequence[str] = (), seconds: float = 120, program: Sequence[str] = ("-m", "interlingua.cli.main")
+) -> Iterator[Server]:
     """A server that runs while the block does, with no option in its environment but where models are kept.
+
+    Args:
+        seconds: how long it may take to start.
+        program: what Python runs; it must understand the command line of `interlingua`.
 
     Raises:
         RuntimeError: it has not said within `seconds` that it serves; the message holds its standard error.
@@ -82,7 +88,7 @@ def running(flags: Sequence[str] = (), seconds: float = 120) -> Iterator[Server]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLINGUA_")}
     if "INTERLINGUA_CACHE" in os.environ:
         environment["INTERLINGUA_CACHE"] = os.environ["INTERLINGUA_CACHE"]
-    command = [sys.executable, "-m", "interlingua.cli.main", "serve", "--port", "0", *flags]
+    command = [sys.executable, *program, "serve", "--port", "0", *flags]
     begun = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment

@@ -33,8 +33,7 @@ def run(options: Options) -> int:
             flush=True,
         )
 
-    run_server(app, load, ready)
-    return 0
+    return run_server(app, load, ready)
 
 
 def _set_up_logging(level: str) -> None:

@@ -18,12 +18,14 @@ from interlingua.contract.errors import ModelError
 from interlingua.server.app import App
 from interlingua.server.protocol import protocol_class
 from interlingua.server.settings import ServerSettings
-from interlingua.service.service import ServedModel
+from interlingua.service.service import ServedModel, Service
 
 _log = logging.getLogger(__name__)
 
 Load = Callable[[], Awaitable[ServedModel]]
 _LAST_BYTES = 5  # seconds for connections to close after every request has ended
+_PULSE = 0.25  # seconds between two looks at whether the engine lives
+DIED = 1  # exit code when the engine has died: a supervisor should start the server again
 
 
 class _Server(Server):
@@ -127,14 +129,25 @@ async def _first(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], seco
                 task.cancel()
 
 
-async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> None:
+async def _death(service: Service) -> None:
+    """Returns when the engine has died. It has ended its requests by then; nothing can be served any more."""
+    # A dead thread sets no event.
+    while service.model is None or service.model.engine.failure is None:  # noqa: ASYNC110
+        await asyncio.sleep(_PULSE)
+    _log.error("the engine has died (%r): the server ends with exit code %d", service.model.engine.failure, DIED)
+
+
+async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> int:
     """Serves until SIGINT or SIGTERM: opens the port, loads the model behind it, waits, ends.
 
-    A second signal ends without waiting for running requests.
+    A second signal ends without waiting for running requests. If the engine dies, the server ends by itself.
 
     Args:
         load: makes the served model, its engine started. May take long; blocks the event loop nowhere.
         on_ready: called with the server's URL when requests are served.
+
+    Returns:
+        The exit code: 0 after a signal, `DIED` after the engine's death.
 
     Raises:
         ModelError: the port is taken, or `load` raised it.
@@ -155,24 +168,25 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
             try:
                 await _first(loading, stop.wait())
                 if not loading.done():
-                    return
+                    return 0
                 app.service.attach(loading.result())
                 if on_ready is not None:
                     on_ready(url)
-                await stop.wait()
+                await _first(stop.wait(), _death(app.service))
             finally:
                 loading.cancel()
+        return DIED if loading.result().engine.failure is not None else 0
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
 
 
-def run(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> None:
-    """`serve` in a new uvloop, from a program's main thread."""
+def run(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> int:
+    """`serve` in a new uvloop, from a program's main thread. Returns its exit code."""
     import uvloop
 
     # The engine's thread needs the interpreter for a moment after every step; 5 ms, Python's default, is a
     # whole step late.
     sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(app, load, on_ready))
+        return runner.run(serve(app, load, on_ready))

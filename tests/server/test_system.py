@@ -24,7 +24,7 @@ from interlingua.contract.request import GenerationRequest, TextPart, TextPrompt
 from interlingua.engine.echo import Script
 from interlingua.server.app import build_app
 from interlingua.server.routes import RouteTable, discover
-from interlingua.server.run import bind, listening, serve
+from interlingua.server.run import DIED, bind, listening, serve
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits
 from interlingua.service.service import ServedModel
@@ -410,4 +410,20 @@ async def test_what_outlasts_the_grace_ends_with_an_error_event():
         await asyncio.sleep(0.1)
     answer = await running
     assert answer.status == 200 and answer.events[-1]["error_type"] == "healthcheck"
+    await home.emptied()
+
+
+async def test_the_engines_death_ends_the_server_with_an_exit_code():
+    home = house(lambda request: Script(ids=(97,) * 9, die_at=3), loaded=False)
+    app = build_app(home.service, discover(), ServerSettings(port=0))
+    ready: asyncio.Queue[str] = asyncio.Queue()
+
+    async def load() -> ServedModel:
+        return served(home.engine)
+
+    serving = asyncio.create_task(serve(app, load, ready.put_nowait))
+    port = int((await ready.get()).rsplit(":", 1)[1])
+    answer = await ask(port, "POST", "/generate_stream", {"inputs": "x"})
+    assert ["token" in event for event in answer.events] == [True, True, True, False]
+    assert await asyncio.wait_for(serving, 20) == DIED
     await home.emptied()
