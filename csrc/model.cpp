@@ -364,6 +364,7 @@ void Model::op_logits(int in, int norm, float eps, int weight, int32_t vocab) {
   logits_buffer_ = new_buffer(w.k, kLogitChunk);
   Op op{OpKind::kLogits};
   op.a = in, op.b = norm, op.c = weight, op.d = vocab, op.f = eps;
+  vocab_ = vocab;
   ops_.push_back(op);
 }
 
@@ -544,9 +545,14 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
         output.logprobs[at] = score_token(*kernels_, row, padded, input.targets[at]);
         return;
       }
+      const uint32_t* allowed = input.allowed ? input.allowed[at] : nullptr;
+      if (allowed && __atomic_load_n(allowed + (vocab + 31) / 32, __ATOMIC_ACQUIRE) == 0) {
+        output.ids[at] = -1;
+        return;
+      }
       SamplerState& state = *samplers_.at(slot);
       const uint64_t position = uint64_t(input.positions[input.logit_index[at]]) + 1;  // of the new token
-      const Choice choice = choose_token(*kernels_, row, vocab, padded, state, position, sampling_[size_t(thread)],
+      const Choice choice = choose_token(*kernels_, row, vocab, padded, state, allowed, position, sampling_[size_t(thread)],
                                          output.top_ids + int64_t(at) * output.top_capacity,
                                          output.top_logprobs + int64_t(at) * output.top_capacity, output.top_capacity,
                                          output.top_counts + at);

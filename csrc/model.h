@@ -53,11 +53,14 @@ struct StepInput {
   const int32_t* logit_index = nullptr;   // [logit_rows] row of the batch
   const int32_t* slots = nullptr;         // [logit_rows] sampler slot, or -1 to score `targets`
   const int32_t* targets = nullptr;       // [logit_rows] id to score where slot is -1
+  // [logit_rows] or null: null, or which ids the row may choose (see choose_token), followed by a word that is 1 once the
+  // bits are there. Another thread may still write them during the step; a row whose bits are late chooses nothing.
+  const uint32_t* const* allowed = nullptr;
 };
 
 struct StepOutput {
   int32_t top_capacity = 0;
-  int32_t* ids = nullptr;          // [logit_rows]
+  int32_t* ids = nullptr;          // [logit_rows]; -1 = not chosen, the mask was late
   float* logprobs = nullptr;       // [logit_rows]
   int32_t* top_counts = nullptr;   // [logit_rows]
   int32_t* top_ids = nullptr;      // [logit_rows][top_capacity]
@@ -101,6 +104,7 @@ class Model {
   static std::vector<std::string> op_kinds();
 
   const char* kernels() const { return kernels_->name; }
+  int32_t vocab() const { return vocab_; }
   int threads() const { return pool_.size(); }
   size_t weight_bytes() const;
   size_t kv_bytes() const { return kv_.size(); }
@@ -168,6 +172,7 @@ class Model {
   bool profiling_ = false;
   std::vector<double> op_seconds_;
   int logits_buffer_ = -1, logits_activations_ = -1;
+  int32_t vocab_ = 0;
 };
 
 }  // namespace interlingua

@@ -152,6 +152,22 @@ void apply_penalties(float* logits, const SamplerState& state) {
     for (const int32_t id : params.suppressed) logits[id] = -1e30f;
 }
 
+// Below what min_new_tokens suppresses, and no lower than what a search for the largest begins with.
+constexpr float kForbidden = -3.0e38f;
+
+void apply_mask(float* logits, int32_t vocab, int32_t padded, const uint32_t* allowed) {
+  for (int32_t first = 0; first < vocab; first += 32) {
+    const uint32_t word = allowed[first / 32];
+    const int32_t count = std::min(32, vocab - first);
+    if (word == ~0u) continue;
+    if (word == 0)
+      std::fill_n(logits + first, count, kForbidden);
+    else
+      for (int32_t i = 0; i < count; i++) logits[first + i] = word >> i & 1 ? logits[first + i] : kForbidden;
+  }
+  std::fill(logits + vocab, logits + padded, kForbidden);
+}
+
 int32_t argmax(const KernelTable& kernels, const float* logits, int32_t padded) {
   return kernels.vocab_stats(logits, padded).argmax;
 }
@@ -227,15 +243,15 @@ void report_top(const float* logits, int32_t vocab, const VocabStats& stats, int
 }  // namespace
 
 Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, int32_t padded, const SamplerState& state,
-                    uint64_t position, SamplerScratch& scratch, int32_t* top_ids, float* top_logprobs,
-                    int32_t top_capacity, int32_t* top_count) {
+                    const uint32_t* allowed, uint64_t position, SamplerScratch& scratch, int32_t* top_ids,
+                    float* top_logprobs, int32_t top_capacity, int32_t* top_count) {
   const SamplingParams& params = state.params;
   const VocabStats stats = kernels.vocab_stats(logits, padded);
   *top_count = 0;
   if (params.top_n > 0)
     report_top(logits, vocab, stats, params.top_n, scratch, top_ids, top_logprobs, top_capacity, top_count);
   const bool changed = state.has_penalties() || !params.logit_bias.empty() || state.generated < params.min_new_tokens;
-  if (!changed && !params.do_sample) return {stats.argmax, raw_logprob(stats.max, stats)};
+  if (!changed && !allowed && !params.do_sample) return {stats.argmax, raw_logprob(stats.max, stats)};
   // The raw value of the chosen token is needed after the row has been changed.
   std::vector<std::pair<int32_t, float>> raw;
   if (changed) {
@@ -244,6 +260,7 @@ Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, in
     for (const int32_t id : params.suppressed) raw.emplace_back(id, logits[id]);
     apply_penalties(logits, state);
   }
+  if (allowed) apply_mask(logits, vocab, padded, allowed);
   const int32_t id = params.do_sample ? draw(kernels, logits, vocab, padded, params, params.seed, position, scratch)
                                       : argmax(kernels, logits, padded);
   float logit = logits[id];

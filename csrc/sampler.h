@@ -1,7 +1,7 @@
 // Per-request decoding state and the choice of a token from a row of logits.
 //
-// Order (docs/numerics.md): repetition penalty, frequency/presence penalty and logit bias, temperature, top-k, top-p,
-// typical-p, min-p, choose. Everything after the raw statistics is double precision or exact comparisons in a fixed
+// Order (docs/numerics.md): repetition penalty, frequency/presence penalty and logit bias, grammar mask, temperature, top-k,
+// top-p, typical-p, min-p, choose. Everything after the raw statistics is double precision or exact comparisons in a fixed
 // order, so a choice depends on nothing but the row, the parameters, the seed and the position.
 #pragma once
 
@@ -59,11 +59,13 @@ struct SamplerScratch {
 };
 
 // Chooses for one row. `logits` [padded] is changed in place; entries from `vocab` on are masked.
+// `allowed`, if not null, has bit i % 32 of word i / 32 set for each id i that may be chosen, at least one of them;
+// an id suppressed by min_new_tokens is chosen where nothing else is allowed.
 // `top_ids`/`top_logprobs` receive at most `top_capacity` raw alternatives, best first, ties at the last rank
 // included; their number is returned in *top_count.
 Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, int32_t padded, const SamplerState& state,
-                    uint64_t position, SamplerScratch& scratch, int32_t* top_ids, float* top_logprobs,
-                    int32_t top_capacity, int32_t* top_count);
+                    const uint32_t* allowed, uint64_t position, SamplerScratch& scratch, int32_t* top_ids,
+                    float* top_logprobs, int32_t top_capacity, int32_t* top_count);
 
 // ln softmax of one id.
 float score_token(const KernelTable& kernels, const float* logits, int32_t padded, int32_t id);

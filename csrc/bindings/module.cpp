@@ -32,13 +32,20 @@ void expect(bool good, const char* what) {
 void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> positions, Vector<const int32_t> offsets,
           Matrix<const int32_t> block_tables, Vector<const int32_t> logit_index, Vector<const int32_t> slots,
           Vector<const int32_t> targets, Vector<int32_t> ids, Vector<float> logprobs, Vector<int32_t> top_counts,
-          Matrix<int32_t> top_ids, Matrix<float> top_logprobs, std::optional<Matrix<float>> logits) {
+          Matrix<int32_t> top_ids, Matrix<float> top_logprobs, std::optional<Matrix<float>> logits,
+          const std::vector<std::optional<Vector<const uint32_t>>>& allowed) {
   const size_t rows = tokens.shape(0), sequences = block_tables.shape(0), wanted = logit_index.shape(0);
   expect(positions.shape(0) == rows && offsets.shape(0) == sequences + 1, "step: rows and sequences do not fit");
   expect(slots.shape(0) == wanted && targets.shape(0) == wanted && ids.shape(0) >= wanted && logprobs.shape(0) >= wanted &&
              top_counts.shape(0) >= wanted && top_ids.shape(0) >= wanted && top_logprobs.shape(0) >= wanted &&
              top_ids.shape(1) == top_logprobs.shape(1),
          "step: logit rows do not fit");
+  std::vector<const uint32_t*> masks;
+  for (const auto& mask : allowed) {
+    expect(!mask || mask->shape(0) == size_t(model.vocab() + 31) / 32 + 1, "step: a mask has the wrong width");
+    masks.push_back(mask ? mask->data() : nullptr);
+  }
+  expect(masks.empty() || masks.size() == wanted, "step: masks do not fit");
   StepInput input;
   input.rows = int32_t(rows);
   input.sequences = int32_t(sequences);
@@ -51,6 +58,7 @@ void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> posi
   input.logit_index = logit_index.data();
   input.slots = slots.data();
   input.targets = targets.data();
+  input.allowed = masks.empty() ? nullptr : masks.data();
   StepOutput output;
   output.top_capacity = int32_t(top_ids.shape(1));
   output.ids = ids.data();
@@ -89,9 +97,11 @@ SamplingParams sampling_params(bool do_sample, float temperature, int32_t top_k,
 
 // Tokens chosen for one row of logits at positions first, first+1, ... first+count-1, as `step` would; for tests.
 std::vector<int32_t> choose(const std::string& isa, Vector<const float> logits, Vector<const int32_t> prompt,
-                            const SamplingParams& params, uint64_t first, int32_t count) {
+                            const SamplingParams& params, uint64_t first, int32_t count,
+                            std::optional<Vector<const uint32_t>> allowed) {
   const KernelTable* kernels = choose_kernels(isa);
   const int32_t vocab = int32_t(logits.shape(0)), padded = (vocab + kLanes - 1) / kLanes * kLanes;
+  expect(!allowed || allowed->shape(0) == size_t(vocab + 31) / 32, "choose: the mask has the wrong width");
   const SamplerState state(params, prompt.data(), prompt.shape(0));
   SamplerScratch scratch;
   std::vector<float> row(static_cast<size_t>(padded));
@@ -101,8 +111,8 @@ std::vector<int32_t> choose(const std::string& isa, Vector<const float> logits, 
     std::fill(row.begin(), row.end(), -1e30f);
     std::copy(logits.data(), logits.data() + vocab, row.begin());
     int32_t top_count = 0;
-    chosen.push_back(choose_token(*kernels, row.data(), vocab, padded, state, first + uint64_t(i), scratch, nullptr, nullptr,
-                                  0, &top_count)
+    chosen.push_back(choose_token(*kernels, row.data(), vocab, padded, state, allowed ? allowed->data() : nullptr,
+                                  first + uint64_t(i), scratch, nullptr, nullptr, 0, &top_count)
                          .id);
   }
   return chosen;
@@ -173,7 +183,7 @@ NB_MODULE(_native, m) {
           nb::kw_only(), "do_sample"_a = false, "temperature"_a = 1.0f, "top_k"_a = 0, "top_p"_a = 1.0f, "typical_p"_a = 1.0f,
           "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f, "frequency_penalty"_a = 0.0f, "presence_penalty"_a = 0.0f,
           "frequency_over_output"_a = false, "seed"_a = 0, "logit_bias"_a = std::vector<std::pair<int32_t, float>>());
-  m.def("choose", choose, "isa"_a, "logits"_a, "prompt"_a, "params"_a, "first"_a, "count"_a,
+  m.def("choose", choose, "isa"_a, "logits"_a, "prompt"_a, "params"_a, "first"_a, "count"_a, "allowed"_a.none() = nb::none(),
         "Tokens chosen for one row of logits at `count` positions from `first` on.");
 
   nb::class_<Model>(m, "Model")
@@ -204,7 +214,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("sampler_count", &Model::sampler_count)
       .def("copy_block", &Model::copy_block, "source"_a, "target"_a)
       .def("step", step, "tokens"_a, "positions"_a, "offsets"_a, "block_tables"_a, "logit_index"_a, "slots"_a, "targets"_a,
-           "ids"_a, "logprobs"_a, "top_counts"_a, "top_ids"_a, "top_logprobs"_a, "logits"_a.none() = nb::none())
+           "ids"_a, "logprobs"_a, "top_counts"_a, "top_ids"_a, "top_logprobs"_a, "logits"_a.none() = nb::none(),
+           "allowed"_a = std::vector<std::optional<Vector<const uint32_t>>>())
       .def("set_profiling", &Model::set_profiling, "on"_a)
       .def_prop_ro("op_seconds", &Model::op_seconds)
       .def_static("op_kinds", &Model::op_kinds)

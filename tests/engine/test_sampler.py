@@ -133,3 +133,28 @@ def test_positions_and_seeds() -> None:
 def test_philox_known_answers() -> None:
     """Philox4x32-10 of the all-zero counter and key starts 6627e8d5 e169c58d (Random123's known-answer file)."""
     assert philox_uniform(0, 0) == ((0x6627E8D5 << 32 | 0xE169C58D) >> 11) / 2**53
+
+
+def mask_of(ids: list[int], vocab: int) -> np.ndarray:
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+@pytest.mark.parametrize("vocab", [64, 75])  # a whole number of words, and not
+def test_a_mask_leaves_the_allowed_ids_and_their_proportions(vocab: int):
+    logits = np.random.default_rng(5).normal(size=vocab).astype(np.float32)
+    allowed = sorted({0, 31, 32, 40, vocab - 1} - {int(logits.argmax())})
+    mask = mask_of(allowed, vocab)
+    best = allowed[int(logits[allowed].argmax())]
+    assert choose("", logits, PROMPT, SamplingParams(), 0, 1, mask) == [best]
+    whole = np.exp(logits[allowed].astype(np.float64))
+    for params in ({}, {"top_k": vocab - 1}, {"top_p": 0.999999}, {"typical_p": 0.999999}, {"min_p": 1e-9}):
+        drawn = choose("", logits, PROMPT, SamplingParams(do_sample=True, seed=3, **params), 0, 20_000, mask)
+        counts = np.array([drawn.count(i) for i in allowed])
+        assert counts.sum() == len(drawn), params
+        assert np.abs(counts / len(drawn) - whole / whole.sum()).max() < 0.015, params
+    one = mask_of([int(logits.argmin())], vocab)
+    for temperature in (1e-4, 1.0, 1e4):
+        params = SamplingParams(do_sample=True, temperature=temperature, top_k=3, top_p=0.5, seed=1)
+        assert set(choose("", logits, PROMPT, params, 0, 50, one)) == {int(logits.argmin())}
