@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 from interlingua.cli.options import Options
 from interlingua.cli.progress import WeightsBar
 from interlingua.contract.engine import Engine
+from interlingua.contract.errors import ModelError
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel
 from interlingua.text.tokenizer import Tokenizer
@@ -93,9 +94,18 @@ async def load(options: Options) -> ServedModel:
 
         files, tokenizer, engine = await _in_thread(read)
         await engine.start()
+    name = options.served_model_name or files.name
+    try:
+        for adapter, folder in options.lora_adapters:
+            if adapter == name:
+                raise ModelError(f"lora_adapters: an adapter cannot have the served model's name {name!r}")
+            await engine.load_adapter(adapter, folder)
+    except ModelError:
+        await engine.stop()
+        raise
     defaults = ModelDefaults() if options.ignore_generation_config else None
     return ServedModel(
-        name=options.served_model_name or files.name,
+        name=name,
         engine=engine,
         tokenizer=tokenizer,
         defaults=defaults or ModelDefaults.from_mapping(files.generation_config),
@@ -112,6 +122,7 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: Weig
             max_context=_context(files),
             eos_id=tokenizer.eos_id,
             max_running=options.max_batch_size,
+            max_lora_rank=options.max_lora_rank,
         )
     from interlingua.engine.native.engine import NativeEngine, NativeOptions
 

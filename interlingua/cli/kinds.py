@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from collections.abc import Iterable
+from typing import Generic, TypeVar, cast
 
+from interlingua.service.adapters import NAME_RULE, is_name
+
+Pairs = tuple[tuple[str, str], ...]
 T_co = TypeVar("T_co", covariant=True)
 
 _TRUE = ("true", "1", "yes", "on")
@@ -87,6 +91,39 @@ class Texts(Kind[tuple[str, ...]]):
         if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) and item for item in items):
             raise self.refusal(value)
         return tuple(items)
+
+
+class NamedFolders(Kind[Pairs]):
+    """Folders with a name each: `NAME=FOLDER,NAME=FOLDER`, or a mapping in a file."""
+
+    metavar = "NAME=FOLDER,…"
+
+    @property
+    def accepts(self) -> str:
+        return f"names and folders as in NAME=FOLDER,NAME=FOLDER, each name once, of {NAME_RULE}"
+
+    def read(self, text: str) -> Pairs:
+        pairs = [item.partition("=") for item in text.split(",")]
+        if not all(sign for _, sign, _ in pairs):
+            raise self.refusal(text)
+        return self._checked([(name, folder) for name, _, folder in pairs], text)
+
+    def check(self, value: object) -> Pairs:
+        if isinstance(value, str):
+            return self.read(value)
+        if not isinstance(value, dict):
+            raise self.refusal(value)
+        return self._checked(list(value.items()), value)
+
+    def show(self, value: object) -> str:
+        return ",".join(f"{name}={folder}" for name, folder in cast(Pairs, value)) or "none"
+
+    def _checked(self, pairs: Iterable[tuple[object, object]], given: object) -> Pairs:
+        pairs = list(pairs)
+        good = [(n, f) for n, f in pairs if isinstance(n, str) and isinstance(f, str) and f and is_name(n)]
+        if len(good) != len(pairs) or len(dict(good)) != len(good):
+            raise self.refusal(given)
+        return tuple(good)
 
 
 class Choice(Kind[str]):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from interlingua.cli.kinds import Choice, Integer, Kind, Number, Size, Switch, Text, Texts
+from interlingua.cli.kinds import Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
 
 ENV_PREFIX = "INTERLINGUA_"
 CONFIG_ENV = ENV_PREFIX + "CONFIG"  # names the file itself, so it is no row of the table
@@ -141,6 +141,16 @@ class Options:
         "where fetched models are kept",
         absent="~/.cache/interlingua",
         commands=_ALL,
+    )
+
+    lora_adapters: tuple[tuple[str, str], ...] = _option(
+        NamedFolders(),
+        (),
+        Group.MODEL,
+        "adapters (LoRA, in PEFT's format) that are loaded at start; requests choose one by its name",
+    )
+    max_lora_rank: int = _option(
+        Integer(1, 4096), 64, Group.MODEL, "the highest rank of an adapter; a higher one is refused"
     )
 
     engine: str = _option(

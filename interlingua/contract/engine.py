@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from interlingua.contract.events import EngineEvent
-from interlingua.contract.request import PreparedRequest
+from interlingua.contract.request import Adapter, PreparedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,25 @@ class Engine(Protocol):
 
     def generate(self, request: PreparedRequest) -> EngineStream:
         """Yields `StartedEvent`, then `TokenEvent`s, then one `FinishedEvent` or `FailedEvent`. Never raises."""
+        ...
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The loaded LoRA adapters by name: a view that follows every load and unload."""
+        ...
+
+    async def load_adapter(self, name: str, path: str) -> Adapter:
+        """Loads the PEFT adapter in folder `path`. A name that is loaded already gets a new version.
+
+        Requests that run on the old version end on it. Raises ModelError, and then nothing has changed.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Takes an adapter out of `adapters`. Its memory is freed when the last request on it has ended.
+
+        A prepared request that comes later fails with a ValidationError. Raises KeyError.
+        """
         ...
 
     def stats(self) -> EngineStats: ...

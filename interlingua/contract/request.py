@@ -136,6 +136,16 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter (Hu et al. 2021) that an engine has loaded. A name loaded again is a new version."""
+
+    name: str
+    version: int  # counts the loads of one engine, from 1: no two adapters share one
+    path: str
+    rank: int  # the highest of its layers
+
+
+@dataclass(frozen=True, slots=True)
 class Watermark:
     """A statistical mark (Kirchenbauer et al. 2023): `delta` is added to the logits of a share `gamma` of all tokens,
 
@@ -182,7 +192,7 @@ class PreparedRequest:
     prompt_logprobs: bool = False
     top_n_tokens: int = 0
     grammar: Grammar | None = None  # checked for size and syntax; the engine compiles and follows it
-    adapter: str | None = None  # a loaded adapter's name; None = the base model
+    adapter: Adapter | None = None  # None = the base model
     group: str | None = None  # requests of one group have the same prompt, whose KV is computed once
     priority: int = Priority.LOWEST
     deadline: float | None = None

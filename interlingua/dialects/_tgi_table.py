@@ -31,6 +31,7 @@ COLUMNS = (MINDIE, HF)
 DEFAULT_TOP_K = 1000  # of profile mindie, while sampling, when the model's files name none
 
 _BASE_MODEL = "the base model"
+NO_ADAPTER = "None"  # as an adapter's name: the base model
 ADAPTER = re.compile(r"[A-Za-z0-9._/-]{1,256}")
 
 
@@ -206,7 +207,6 @@ PARAMETERS = Table.of(
             rules=_both(Text(1, 256, ADAPTER, "letters, digits and . _ / -")),
             defaults=_same(_BASE_MODEL),
             effect="The LoRA adapter to use; the word `None` is the base model. An unknown id is refused.",
-            note="Adapters are not supported yet.",
         ),
     ),
 )

@@ -21,7 +21,7 @@ from interlingua.dialects._fields import note_unknown, object_field, read_field
 from interlingua.dialects._json import Document, parse_object
 from interlingua.dialects._parts import text_prompt
 from interlingua.dialects._tgi_openapi import describe
-from interlingua.dialects._tgi_table import DEFAULT_TOP_K, HF, INPUTS, MINDIE, PARAMETERS, STREAM
+from interlingua.dialects._tgi_table import DEFAULT_TOP_K, HF, INPUTS, MINDIE, NO_ADAPTER, PARAMETERS, STREAM
 
 STATUSES: _errors.Statuses = {
     "request": (500, "generation"),  # a fault inside the server
@@ -80,6 +80,7 @@ class _Place:
         _check_combinations(values, sampling.do_sample, stream)
         prefill: bool = values.get("decoder_input_details", False)
         full_text: bool = values.get("return_full_text", False)
+        adapter = values.get("adapter_id", NO_ADAPTER)
         request = GenerationRequest(
             request_id=wire.request_id,
             prompt=prompt,
@@ -93,6 +94,7 @@ class _Place:
             details=values.get("details", profile == HF) or prefill,
             prompt_logprobs=prefill,
             top_n_tokens=values.get("top_n_tokens", 0),
+            adapter_id=None if adapter == NO_ADAPTER else adapter,
             field_names=_FIELD_NAMES,
         )
         text = prompt.text
@@ -179,11 +181,6 @@ def _check_combinations(values: Mapping[str, Any], sampled: bool, stream: bool) 
         raise NotSupportedError("parameters.grammar", "is not supported yet")
     if values.get("watermark"):
         raise NotSupportedError("parameters.watermark", "true is not supported yet")
-    adapter = values.get("adapter_id", "None")
-    if adapter != "None":
-        raise NotSupportedError(
-            "parameters.adapter_id", f'names an unknown adapter, "{adapter}": adapters are not supported yet'
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 
 from interlingua.contract.engine import EngineInfo, EngineStats
-from interlingua.contract.errors import InterlinguaError, UnavailableError
+from interlingua.contract.errors import InterlinguaError, UnavailableError, ValidationError
 from interlingua.contract.events import (
     EngineEvent,
     FailedEvent,
@@ -22,7 +24,8 @@ from interlingua.contract.events import (
     StartedEvent,
     TokenEvent,
 )
-from interlingua.contract.request import PreparedRequest
+from interlingua.contract.request import Adapter, PreparedRequest
+from interlingua.engine.peft import read_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class EchoEngine:
         max_running: int = 64,
         kv_blocks: int = 65_536,
         kv_block_tokens: int = 16,
+        max_lora_rank: int = 64,
     ) -> None:
         self._info = EngineInfo(
             name="echo",
@@ -90,6 +94,9 @@ class EchoEngine:
         self._kv_block_tokens = kv_block_tokens
         self._running: set[_Run] = set()
         self._waiting: list[_Run] = []
+        self._max_lora_rank = max_lora_rank
+        self._adapters: dict[str, Adapter] = {}
+        self._adapter_loads = 0
         self._failure: BaseException | None = None
         self._stopped = False
         self._steps = 0
@@ -130,9 +137,30 @@ class EchoEngine:
             last_progress=self._last_progress,
         )
 
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        return MappingProxyType(self._adapters)
+
+    async def load_adapter(self, name: str, path: str) -> Adapter:
+        """Reads the adapter's configuration; there is no model that its weights could change."""
+        config = await asyncio.to_thread(read_config, Path(path), self._max_lora_rank)
+        self._adapter_loads += 1
+        adapter = Adapter(name, self._adapter_loads, path, config.highest_rank)
+        self._adapters[name] = adapter
+        return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        del self._adapters[name]
+
     async def generate(self, request: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
         if self._failure is not None or self._stopped:
             yield FailedEvent(UnavailableError("the engine does not run"))
+            return
+        adapter = request.adapter
+        if adapter is not None and self._adapters.get(adapter.name) != adapter:
+            yield FailedEvent(
+                ValidationError("adapter_id", f"names an adapter that was just unloaded: {adapter.name!r}")
+            )
             return
         script = self._script(request) if callable(self._script) else self._script
         run = _Run(request, asyncio.get_running_loop().create_future())

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from interlingua.contract.engine import EngineInfo
-from interlingua.contract.errors import NotSupportedError, ValidationError
+from interlingua.contract.errors import NotFoundError, NotSupportedError, ValidationError
 from interlingua.contract.request import (
+    Adapter,
     GenerationRequest,
     MediaPart,
     PreparedRequest,
@@ -23,6 +24,7 @@ from interlingua.contract.request import (
     TextPrompt,
     TokenPrompt,
 )
+from interlingua.service import adapters
 
 MAX_DRAWN_SEED = 2**53 - 1  # JavaScript clients can send it back unchanged
 _NEUTRAL = SamplingParams()
@@ -134,12 +136,25 @@ class Room:
 
 
 class Preparer:
-    """Prepares requests for one loaded model. Holds no state of a request; safe in several threads."""
+    """Prepares requests for one loaded model. Holds no state of a request; safe in several threads.
+
+    Args:
+        loaded: the engine's adapters, a live view.
+        model_name: the served model's name; None = requests may name any.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, info: EngineInfo, limits: Limits, defaults: ModelDefaults | None = None
+        self,
+        tokenizer: Tokenizer,
+        info: EngineInfo,
+        limits: Limits,
+        defaults: ModelDefaults | None = None,
+        loaded: Mapping[str, Adapter] | None = None,
+        model_name: str | None = None,
     ) -> None:
         self.room = Room.of(limits, info)
+        self._loaded = {} if loaded is None else loaded
+        self._model_name = model_name
         self._tokenizer = tokenizer
         self._info = info
         self._defaults = defaults or ModelDefaults()
@@ -152,13 +167,13 @@ class Preparer:
         Raises:
             ValidationError: a field is wrong for this model.
             NotSupportedError: a field is right, and neither this model nor this engine can honour it.
+            NotFoundError: the request names a model that is not served.
         """
         self.check_prompt(request.prompt)
         sampling = request.sampling
         if request.grammar is not None:
             raise _not_supported(request, "grammar")
-        if request.adapter_id is not None:
-            raise NotSupportedError(request.wire_name("adapter_id"), f"names no loaded adapter: {request.adapter_id!r}")
+        self._adapter(request)
         if request.best_of > 1:
             raise _not_supported(request, "best_of")
         if sampling.watermark:
@@ -209,6 +224,7 @@ class Preparer:
             min_new_tokens=min(request.min_new_tokens, max_new_tokens),
             prompt_logprobs=request.prompt_logprobs,
             top_n_tokens=request.top_n_tokens,
+            adapter=self._adapter(request),
             priority=request.priority,
             deadline=deadline,
         )
@@ -241,6 +257,20 @@ class Preparer:
                 raise ValidationError(
                     prompt.field, f"must be valid Unicode, got a lone surrogate at character {problem.start}"
                 ) from None
+
+    def _adapter(self, request: GenerationRequest) -> Adapter | None:
+        """The adapter that `adapter_id` or else `model` names; None = the base model."""
+        if request.adapter_id is not None:
+            return adapters.find(self._loaded, request.adapter_id, request.wire_name("adapter_id"))
+        if request.model is None or self._model_name in (None, request.model):
+            return None
+        adapter = self._loaded.get(request.model)
+        if adapter is None:
+            others = f" and the adapters {adapters.listing(self._loaded)}" if self._loaded else ""
+            raise NotFoundError(
+                f'model "{request.model}" is not served here; "{self._model_name}"{others} can be asked'
+            )
+        return adapter
 
     def _check_supported(self, request: GenerationRequest) -> None:
         """Refuses what the engine says it does not honour, unless it was given its neutral value."""

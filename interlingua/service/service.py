@@ -24,9 +24,11 @@ from interlingua.contract.errors import (
     GenerationError,
     IncompleteGenerationError,
     InterlinguaError,
+    ModelError,
     OverloadedError,
     RequestTimeoutError,
     UnavailableError,
+    ValidationError,
 )
 from interlingua.contract.events import (
     Answer,
@@ -44,7 +46,8 @@ from interlingua.contract.events import (
     TokenText,
     fold,
 )
-from interlingua.contract.request import GenerationRequest, PreparedRequest, TextPrompt
+from interlingua.contract.request import Adapter, GenerationRequest, PreparedRequest, TextPrompt
+from interlingua.service import adapters
 from interlingua.service.metrics import DROPPED, STOPPED, Metrics
 from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
 from interlingua.text.detokenize import Detokenizer, Piece, StopMatcher, TokenTable
@@ -100,6 +103,7 @@ class Service:
         self._emptied.set()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
         self._long_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-long")
+        self._adapter_lock = asyncio.Lock()  # one load at a time: each may take much memory
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -126,7 +130,10 @@ class Service:
     def attach(self, model: ServedModel) -> None:
         """The model is loaded: from now on requests are served (unless the service is stopping already)."""
         self._table = TokenTable(model.tokenizer)
-        self._preparer = Preparer(model.tokenizer, model.engine.info, self.limits, model.defaults)
+        engine = model.engine
+        self._preparer = Preparer(
+            model.tokenizer, engine.info, self.limits, model.defaults, engine.adapters, model.name
+        )
         self._model = model
         if self._state is State.LOADING:
             self._state = State.READY
@@ -157,6 +164,37 @@ class Service:
             if silent > _STUCK_AFTER:
                 return f"the engine has made no progress for {silent:.0f} seconds"
         return None
+
+    # --- adapters -----------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The loaded LoRA adapters by name; none while the model loads."""
+        loaded = self._model.engine.adapters if self._model is not None else {}
+        return tuple(loaded[name] for name in sorted(loaded))
+
+    async def load_adapter(self, name: str, path: str) -> Adapter:
+        """Loads the PEFT adapter in folder `path`; a loaded name gets a new version. Raises RequestError.
+
+        The fields of its ValidationErrors are `lora_name` and `lora_path`, as in the vendor's and vLLM's routes.
+        """
+        async with self._adapter_lock:
+            model = self._serving()
+            adapters.check_load(name, path, model.name)
+            try:
+                adapter = await model.engine.load_adapter(name, path)
+            except ModelError as problem:
+                raise ValidationError("lora_path", f"cannot be loaded: {problem.message}") from None
+        _log.info("adapter %s, version %d, rank %d, loaded from %s", name, adapter.version, adapter.rank, path)
+        return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """New requests for `name` are refused; running ones end on it. Raises RequestError."""
+        async with self._adapter_lock:
+            engine = self._serving().engine
+            adapters.find(engine.adapters, name, "lora_name")
+            await engine.unload_adapter(name)
+        _log.info("adapter %s unloaded", name)
 
     # --- requests -----------------------------------------------------------------------------------------
 
@@ -257,10 +295,7 @@ class Service:
 
     def _admit(self) -> tuple[ServedModel, Preparer, TokenTable]:
         """Takes a permit. Behind the permits nothing queues but the engine's own queue."""
-        if self._state is not State.READY or self._model is None:
-            raise UnavailableError(f"the server is {self._state.value}")
-        if self._model.engine.failure is not None:
-            raise UnavailableError("the engine has died")
+        model = self._serving()
         most = self.limits.max_concurrent_requests
         if self._inside >= most:
             raise OverloadedError(f"the server is full: {most} requests are inside, and that is its limit")
@@ -269,7 +304,15 @@ class Service:
             self._emptied.clear()
         self._inside += 1
         assert self._preparer is not None and self._table is not None
-        return self._model, self._preparer, self._table
+        return model, self._preparer, self._table
+
+    def _serving(self) -> ServedModel:
+        """The model, if it takes requests now. Raises UnavailableError."""
+        if self._state is not State.READY or self._model is None:
+            raise UnavailableError(f"the server is {self._state.value}")
+        if self._model.engine.failure is not None:
+            raise UnavailableError("the engine has died")
+        return self._model
 
     def _enlist(self, request: GenerationRequest, deadline: _Deadline) -> _Run:
         """Makes the request, which holds a permit, known by its ids."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from interlingua.cli import parser
-from interlingua.cli.kinds import Choice, Integer, Kind, Number, Size, Switch, Text, Texts
+from interlingua.cli.kinds import Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
 from interlingua.cli.options import BY_NAME, OPTIONS, Group, Option, Options
 from interlingua.cli.settings import Notes, UsageError, resolve
 
@@ -23,6 +23,8 @@ def sample(option: Option) -> tuple[str, object, object]:
         return ("false", False, False) if option.default else ("true", True, True)
     if isinstance(kind, Size):
         return "3MiB", "3MiB", 3 * 1024**2
+    if isinstance(kind, NamedFolders):
+        return "a=/x,b/c=y z", {"a": "/x", "b/c": "y z"}, (("a", "/x"), ("b/c", "y z"))
     if isinstance(kind, Texts):
         return "END", ["END"], ("END",)
     if isinstance(kind, Number):
@@ -207,3 +209,12 @@ def test_sizes(text: str, size: int | None) -> None:
 
 def test_fields_and_rows_are_one_table() -> None:
     assert [field.name for field in dataclasses.fields(Options)] == [option.name for option in OPTIONS]
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=x", "a=x,a=y", "None=x", "../a=x", "a=x,", "a b=x", "a=x,b"])
+def test_wrong_adapters(text: str) -> None:
+    kind = BY_NAME["lora_adapters"].kind
+    with pytest.raises(ValueError, match="must be names and folders as in NAME=FOLDER"):
+        kind.read(text)
+    with pytest.raises(ValueError, match="must be names and folders"):
+        kind.check([text])

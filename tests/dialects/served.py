@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from typing import Any, NamedTuple
 
 import uvloop
 from wire import SETUPS
-from wire_cases import MODEL
+from wire_cases import ADAPTERS, MODEL
 
 from interlingua.contract.errors import GenerationError
 from interlingua.contract.request import PreparedRequest
 from interlingua.engine.echo import EchoEngine, Script
+from interlingua.engine.peft import CONFIG_FILE
 from interlingua.server.app import build_app
 from interlingua.server.routes import discover
 from interlingua.server.run import bind, listening
@@ -104,14 +106,23 @@ def say(*pieces: str | int, **more: float) -> str:
     return json.dumps({"say": list(pieces), **more})
 
 
+@contextlib.contextmanager
+def _adapter_folder() -> Iterator[str]:
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, CONFIG_FILE).write_text(json.dumps(config))
+        yield folder
+
+
 async def _serve_all() -> None:
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
     threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(closed.set)), daemon=True).start()
     async with contextlib.AsyncExitStack() as stack:
+        adapter = stack.enter_context(_adapter_folder())
         urls = {}
-        for name, wire in {**SETUPS, "small": SETUPS["plain"]}.items():
-            small = name == "small"  # one runs, four are inside, bodies are short
+        for setup, wire in {**SETUPS, "small": SETUPS["plain"]}.items():
+            small = setup == "small"  # one runs, four are inside, bodies are short
             limits = Limits(
                 max_input_token_len=MAX_INPUT,
                 max_concurrent_requests=4 if small else 512,
@@ -127,10 +138,12 @@ async def _serve_all() -> None:
                 max_running=1 if small else 8,
             )
             await engine.start()
+            for name in ADAPTERS:
+                await engine.load_adapter(name, adapter)
             service = Service(limits)
             service.attach(ServedModel(MODEL, engine, ByteTokenizer(), ModelDefaults()))
             app = build_app(service, discover(), server, wire)
-            urls[name] = await stack.enter_async_context(listening(app, bind(app.settings)))
+            urls[setup] = await stack.enter_async_context(listening(app, bind(app.settings)))
         print(json.dumps(urls), flush=True)
         await closed.wait()
 

@@ -491,3 +491,15 @@ def test_clients_that_leave_give_everything_back(served: Served) -> None:
     together(*([leave] * 16))
     wait_until(lambda: metric(served.url, "tgi_batch_current_size") + metric(served.url, "tgi_queue_size") == 0)
     assert tgi(served.url, GENERATE, "x").status == 200
+
+
+# --- adapters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["no-such", "../../etc", "/etc/passwd", "NONE"])
+@pytest.mark.parametrize("path", [GENERATE, STREAM, ROOT])
+def test_an_unknown_adapter_is_refused_by_name(served: Served, path: str, name: str) -> None:
+    got = tgi(served.url, path, "Hi", adapter_id=name)
+    assert got.status == 422 and got.json["error_type"] == "validation"
+    assert got.json["error"].startswith("`parameters.adapter_id` must name a loaded adapter")
+    assert repr(name) in got.json["error"] and "my-lora" in got.json["error"]

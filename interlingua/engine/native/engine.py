@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from interlingua.contract.engine import EngineInfo, EngineStats
-from interlingua.contract.errors import GenerationError, UnavailableError
+from interlingua.contract.errors import GenerationError, ModelError, UnavailableError
 from interlingua.contract.events import (
     EngineEvent,
     FailedEvent,
@@ -24,7 +24,7 @@ from interlingua.contract.events import (
     StartedEvent,
     TokenEvent,
 )
-from interlingua.contract.request import PreparedRequest
+from interlingua.contract.request import Adapter, PreparedRequest
 from interlingua.engine.native._native import KV_BLOCK, Model
 from interlingua.engine.native.batch import Batch, build_batch
 from interlingua.engine.native.blocks import BlockPool
@@ -144,6 +144,16 @@ class NativeEngine:
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         for stream in self._open:  # nobody may wait for a thread that hangs; those that it has ended stay as they are
             stream.put(FailedEvent(UnavailableError("the server is stopping")))
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        return {}
+
+    async def load_adapter(self, name: str, path: str) -> Adapter:
+        raise ModelError("LoRA adapters are not supported yet")
+
+    async def unload_adapter(self, name: str) -> None:
+        raise KeyError(name)
 
     async def generate(self, request: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
         stream = _Stream()

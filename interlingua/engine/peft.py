@@ -1,0 +1,220 @@
+"""PEFT's adapter_config.json: which linear layers a LoRA adapter changes, with which rank and scale.
+
+Matching follows `peft.tuners.tuners_utils.check_target_module_exists` and `peft.utils.get_pattern_key`. What would
+change the answer and is not done here (DoRA, saved modules, ...) is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from interlingua.contract.errors import ModelError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+_MAX_CONFIG_BYTES = 1 << 20
+_ALL_LINEAR = "all-linear"
+# Patterns come with the adapter, and Python's matcher holds the interpreter's lock: what could take exponential or
+# high polynomial time is refused. A quantified group may nest repeats; the rest costs at most length^_MAX_REPEATS.
+_MAX_PATTERN, _MAX_REPEATS = 2048, 5
+_REPEAT = re.compile(r"(?<!\\)[*+{]")
+_QUANTIFIED_GROUP = re.compile(r"\)[*+{]")
+
+# Keys whose values, unless empty, make an adapter that is more than B A x beside linear layers.
+_REFUSED = (
+    "use_dora",
+    "modules_to_save",
+    "lora_bias",
+    "fan_in_fan_out",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "use_qalora",
+)
+# Ways to begin a training that change the base weights too: such an adapter fits only its own base.
+_OTHER_BASE = ("pissa", "olora", "corda", "loftq")
+
+T = TypeVar("T")
+Matcher = str | tuple[str, ...]  # a regular expression, or names of modules or their endings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """What is used of adapter_config.json. Made by `read_config`, which has checked it."""
+
+    rank: int
+    alpha: float
+    rank_stabilised: bool  # scale alpha / sqrt(r) (Kalajdzievski 2023) instead of alpha / r
+    targets: Matcher
+    excluded: Matcher = ()
+    layers: tuple[int, ...] | None = None  # None = all
+    layers_pattern: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)  # by pattern
+    alphas: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def highest_rank(self) -> int:
+        return max(self.rank, *self.ranks.values()) if self.ranks else self.rank
+
+    def changes(self, module: str) -> bool:
+        """Whether the adapter has weights for linear layer `module` (`model.layers.0.self_attn.q_proj`)."""
+        if self.excluded and _matches(self.excluded, module):
+            return False
+        if self.targets == _ALL_LINEAR:
+            return True
+        if not _matches(self.targets, module):
+            return False
+        return isinstance(self.targets, str) or self.layers is None or self._layer(module) in self.layers
+
+    def rank_of(self, module: str) -> int:
+        return _by_pattern(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """The factor of B A x."""
+        rank = self.rank_of(module)
+        return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+    def _layer(self, module: str) -> int | None:
+        for pattern in self.layers_pattern or (r"[^.]*",):
+            if match := re.match(rf".*\.{pattern}\.(\d+)\.", module):
+                return int(match.group(1))
+        return None
+
+
+def _matches(matcher: Matcher, module: str) -> bool:
+    if isinstance(matcher, str):
+        return re.fullmatch(matcher, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in matcher)
+
+
+def _by_pattern(values: Mapping[str, T], module: str, default: T) -> T:
+    for pattern, value in values.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def read_config(folder: Path, max_rank: int) -> LoraConfig:
+    """Reads and checks `folder`/adapter_config.json. Raises ModelError with one sentence."""
+    path = folder / CONFIG_FILE
+    try:
+        if not path.is_file():
+            raise ModelError(f"{folder}: is no PEFT adapter, it has no {CONFIG_FILE}")
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ModelError(f"{path}: has over {_MAX_CONFIG_BYTES} bytes")
+        document = orjson.loads(path.read_bytes())
+    except (OSError, ValueError):
+        raise ModelError(f"{path}: cannot be read as JSON") from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path}: must hold a JSON object")
+    try:
+        return _checked(document, max_rank)
+    except _BadConfigError as problem:
+        raise ModelError(f"{path}: {problem}") from None
+
+
+class _BadConfigError(ValueError):
+    """What is wrong in a configuration, without the file's name."""
+
+
+def _checked(document: Mapping[str, Any], max_rank: int) -> LoraConfig:
+    kind = document.get("peft_type")
+    if kind != "LORA":
+        raise _BadConfigError(f"`peft_type` must be LORA, got {_shown(kind)}")
+    for key in _REFUSED:
+        if document.get(key):
+            raise _BadConfigError(f"`{key}` is not supported, got {_shown(document[key])}")
+    if document.get("bias", "none") != "none":
+        raise _BadConfigError(f'`bias` must be "none", got {_shown(document["bias"])}')
+    start = document.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):
+        raise _BadConfigError(
+            f"`init_lora_weights` {_shown(start)} changes the base weights too, which is not supported"
+        )
+    targets = _matcher(document, "target_modules")
+    if not targets:
+        raise _BadConfigError("`target_modules` must name modules")
+    layers = document.get("layers_to_transform")
+    if layers is not None:
+        layers = tuple(layers) if isinstance(layers, list) else (layers,)
+        if not all(isinstance(layer, int) for layer in layers):
+            raise _BadConfigError(f"`layers_to_transform` must hold numbers of layers, got {_shown(layers)}")
+    patterns = document.get("layers_pattern") or ()
+    return LoraConfig(
+        rank=_rank(document.get("r"), "r", max_rank),
+        alpha=_number(document.get("lora_alpha"), "lora_alpha"),
+        rank_stabilised=bool(document.get("use_rslora")),
+        targets=targets,
+        excluded=_matcher(document, "exclude_modules"),
+        layers=layers or None,
+        layers_pattern=_patterns([patterns] if isinstance(patterns, str) else patterns, "layers_pattern"),
+        ranks={
+            key: _rank(value, f"rank_pattern.{key}", max_rank)
+            for key, value in _table(document, "rank_pattern").items()
+        },
+        alphas={
+            key: _number(value, f"alpha_pattern.{key}") for key, value in _table(document, "alpha_pattern").items()
+        },
+    )
+
+
+def _matcher(document: Mapping[str, Any], key: str) -> Matcher:
+    value = document.get(key)
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return _patterns([value], key)[0]
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise _BadConfigError(f"`{key}` must be a text or a list of texts, got {_shown(value)}")
+    return tuple(value)
+
+
+def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = document.get(key) or {}
+    if not isinstance(value, dict):
+        raise _BadConfigError(f"`{key}` must be an object, got {_shown(value)}")
+    _patterns(list(value), key)
+    return value
+
+
+def _patterns(patterns: Sequence[str], key: str) -> tuple[str, ...]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError, RecursionError, OverflowError):
+            raise _BadConfigError(f"`{key}` must be a regular expression, got {_shown(pattern)}") from None
+        costly = _QUANTIFIED_GROUP.search(pattern) or len(_REPEAT.findall(pattern)) > _MAX_REPEATS
+        if costly or len(pattern) > _MAX_PATTERN:
+            raise _BadConfigError(
+                f"`{key}` must be a pattern of at most {_MAX_PATTERN} characters and {_MAX_REPEATS} repeats, "
+                f"none of a group, got {_shown(pattern)}"
+            )
+    return tuple(patterns)
+
+
+def _rank(value: object, key: str, max_rank: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _BadConfigError(f"`{key}` must be an integer from 1 to {max_rank}, got {_shown(value)}")
+    if value > max_rank:
+        raise _BadConfigError(f"`{key}` must be at most {max_rank} (--max-lora-rank), got {value}")
+    return value
+
+
+def _number(value: object, key: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e9:
+        raise _BadConfigError(f"`{key}` must be a number, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
