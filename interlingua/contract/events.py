@@ -8,7 +8,7 @@ dialect can encode it together with the summary; `Finished` follows it in the sa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from interlingua.contract.errors import InterlinguaError
@@ -76,6 +76,8 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class TextStarted:
+    """An answer begins; comes once for each choice."""
+
     prompt_tokens: int  # after truncation
     seed: int
     prefill: tuple[TokenText, ...] | None  # only when prompt logprobs were asked for
@@ -117,7 +119,10 @@ class Summary:
 
 @dataclass(slots=True)
 class Timing:
-    """Moments of a request on the clock of `time.monotonic`, in seconds; 0.0 = not reached. Owned by the service."""
+    """Moments of a request on the clock of `time.monotonic`, in seconds; 0.0 = not reached. Owned by the service.
+
+    All choices of a request share one: `started` and `first_token` are the first child's, `finished` the last one's.
+    """
 
     arrived: float = 0.0
     queued: float = 0.0  # prepared and handed to the engine
@@ -128,9 +133,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TextStopped:
-    """The request was stopped by its id before its first token: an ending, and a whole answer of no text."""
+    """The request was stopped by its id before its first token: an ending, and a whole answer of no text.
+
+    Comes once for each choice.
+    """
 
     summary: Summary
+    choice: int = 0
 
 
 TextEvent = TextStarted | TextToken | TextStopped | FailedEvent
@@ -150,23 +159,29 @@ class Answer:
 
 
 def fold(events: Iterable[TextEvent]) -> Answer:
-    """Folds a finished stream into its answer.
+    """Folds a finished stream into its answer. The events of its choices may be mixed.
 
     Raises:
         InterlinguaError: the error of a `FailedEvent`.
-        ValueError: the stream has no last token with a summary (our own mistake).
+        ValueError: a choice has no last token with a summary (our own mistake).
     """
-    prefill: tuple[TokenText, ...] = ()
-    tokens: list[TextToken] = []
+    prefills: dict[int, tuple[TokenText, ...]] = {}
+    tokens: dict[int, list[TextToken]] = {}
+    summaries: dict[int, Summary] = {}
     for event in events:
         if isinstance(event, FailedEvent):
             raise event.error
         if isinstance(event, TextStarted):
-            prefill = event.prefill or ()
-        elif isinstance(event, TextStopped):
-            return Answer(event.summary, prefill, ())
-        else:
-            tokens.append(event)
-    if not tokens or tokens[-1].summary is None:
+            prefills[event.choice] = event.prefill or ()
+            continue
+        if isinstance(event, TextToken):
+            tokens.setdefault(event.choice, []).append(event)
+        if event.summary is not None:
+            summaries[event.choice] = event.summary
+    if not summaries or summaries.keys() < prefills.keys() | tokens.keys():
         raise ValueError("the stream ended without a last token")
-    return Answer(tokens[-1].summary, prefill, tuple(tokens))
+    first, *others = (
+        Answer(summaries[choice], prefills.get(choice, ()), tuple(tokens.get(choice, ())))
+        for choice in sorted(summaries)
+    )
+    return replace(first, alternatives=tuple(others)) if others else first

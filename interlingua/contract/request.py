@@ -122,6 +122,11 @@ class GenerationRequest:
     model: str | None = None  # as named in path or body; None = the served one
     field_names: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def choices(self) -> int:
+        """Answers to generate, numbered from 0."""
+        return max(self.n, self.best_of)
+
     def wire_name(self, name: str) -> str:
         """The name that the client knows for contract field `name`."""
         return dict(self.field_names).get(name, name)

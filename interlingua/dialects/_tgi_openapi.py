@@ -25,6 +25,18 @@ from interlingua.dialects._tgi_table import INPUTS, PARAMETERS, STREAM
 _DETAIL = record({"id": INTEGER, "logprob": LOGPROB, "special": BOOLEAN, "text": STRING})
 _TOKEN = record({"id": INTEGER, "text": STRING, "logprob": LOGPROB, "special": BOOLEAN})
 
+_SEQUENCE = record(
+    {
+        "generated_text": STRING,
+        "finish_reason": FINISH_REASON,
+        "generated_tokens": INTEGER,
+        "seed": INTEGER,
+        "prefill": array(_DETAIL),
+        "tokens": array(_DETAIL),
+        "top_tokens": array(array(_DETAIL)),
+    },
+    required=("generated_text", "finish_reason", "generated_tokens", "seed", "prefill", "tokens"),
+)
 _DETAILS = record(
     {
         "finish_reason": FINISH_REASON,
@@ -33,6 +45,7 @@ _DETAILS = record(
         "prompt_tokens": INTEGER,
         "seed": INTEGER,
         "tokens": array(_DETAIL),
+        "best_of_sequences": array(_SEQUENCE),
         "top_tokens": array(array(_DETAIL)),
     },
     required=("finish_reason", "generated_tokens", "prefill", "prompt_tokens", "seed", "tokens"),

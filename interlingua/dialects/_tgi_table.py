@@ -186,7 +186,7 @@ PARAMETERS = Table.of(
             rules=_both(Integer(1, "max_best_of"), Integer(0, "max_best_of")),
             defaults=_same("1"),
             effect="Generates n answers and returns the one with the best mean logprob.",
-            note="Over 1: only when sampling, without a seed, not on streams; not supported yet.",
+            note="Over 1: when sampling, without a seed, not streamed. `details.best_of_sequences` has the others.",
         ),
         Field(
             name="watermark",

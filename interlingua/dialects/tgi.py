@@ -94,6 +94,7 @@ class _Place:
             details=values.get("details", profile == HF) or prefill,
             prompt_logprobs=prefill,
             top_n_tokens=values.get("top_n_tokens", 0),
+            best_of=values.get("best_of") or 1,
             adapter_id=None if adapter == NO_ADAPTER else adapter,
             field_names=_FIELD_NAMES,
         )
@@ -174,7 +175,6 @@ def _check_combinations(values: Mapping[str, Any], sampled: bool, stream: bool) 
             raise ValidationError("parameters.best_of", f"over 1 needs sampling, got {best_of} without do_sample")
         if "seed" in values:
             raise ValidationError("parameters.best_of", f"over 1 excludes a seed, got {best_of} with a seed")
-        raise NotSupportedError("parameters.best_of", f"over 1 is not supported yet, got {best_of}")
     if stream and values.get("decoder_input_details"):
         raise ValidationError("parameters.decoder_input_details", "must be false on a stream, got true")
     if "grammar" in values:
@@ -220,11 +220,28 @@ class TgiEncoder:
                 "seed": summary.seed,
                 "tokens": [_detail(token) for token in answer.tokens],
             }
-            body["details"] = details
+            if answer.alternatives:
+                details["best_of_sequences"] = [self._sequence(other) for other in answer.alternatives]
             if self.top_n_tokens:
-                details["top_tokens"] = [[_detail(top) for top in token.top] for token in answer.tokens]
+                details["top_tokens"] = _top_tokens(answer)
+            body["details"] = details
         body["generated_text"] = self.prefix + summary.text
         return Reply(200, orjson.dumps([body] if self.listed else body), self._answer_headers(answer))
+
+    def _sequence(self, other: Answer) -> dict[str, Any]:
+        """An answer that was not the best, in TGI's order of keys."""
+        summary = other.summary
+        sequence: dict[str, Any] = {
+            "generated_text": self.prefix + summary.text,
+            "finish_reason": summary.finish_reason.value,
+            "generated_tokens": summary.generated_tokens,
+            "seed": summary.seed,
+            "prefill": [_detail(token) for token in other.prefill],
+            "tokens": [_detail(token) for token in other.tokens],
+        }
+        if self.top_n_tokens:
+            sequence["top_tokens"] = _top_tokens(other)
+        return sequence
 
     def _stream_event(self, token: TextToken) -> dict[str, Any]:
         event: dict[str, Any] = {
@@ -273,6 +290,10 @@ class TgiEncoder:
 
 def _detail(token: TextToken | TokenText) -> dict[str, Any]:
     return {"id": token.id, "logprob": token.logprob, "special": token.special, "text": token.text}
+
+
+def _top_tokens(answer: Answer) -> list[list[dict[str, Any]]]:
+    return [[_detail(top) for top in token.top] for token in answer.tokens]
 
 
 def _render_error(error: RequestError) -> Reply:

@@ -49,6 +49,7 @@ async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render
     """
     encoder = call.encoder
     encode = encoder.event
+    left = call.request.choices  # answers that have not ended
     async for batch in batches:
         last = batch[-1]
         failed = isinstance(last, FailedEvent)
@@ -56,7 +57,8 @@ async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render
             assert isinstance(last, FailedEvent)
             await exchange.reply(render_error(request_error(last.error)))
             return
-        over = failed or isinstance(last, TextStopped) or (isinstance(last, TextToken) and last.summary is not None)
+        left -= sum(map(_ends, batch))
+        over = failed or left == 0
         try:
             data = encode(last) if len(batch) == 1 else b"".join(map(encode, batch))
             if over:
@@ -73,3 +75,8 @@ async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render
             await exchange.send_piece(data, over)
         if over:
             return
+
+
+def _ends(event: TextEvent) -> bool:
+    """The event ends one of the request's answers."""
+    return isinstance(event, TextStopped) or (isinstance(event, TextToken) and event.summary is not None)

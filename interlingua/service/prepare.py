@@ -174,8 +174,6 @@ class Preparer:
         if request.grammar is not None:
             raise _not_supported(request, "grammar")
         self._adapter(request)
-        if request.best_of > 1:
-            raise _not_supported(request, "best_of")
         if sampling.watermark:
             raise _not_supported(request, "watermark")
         if self._info.unsupported:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,11 +17,10 @@ from enum import Enum
 from types import TracebackType
 from typing import TypeVar
 
-from interlingua.contract.engine import Engine, EngineStream
+from interlingua.contract.engine import Engine
 from interlingua.contract.errors import (
     CancelledError,
     GenerationError,
-    IncompleteGenerationError,
     InterlinguaError,
     ModelError,
     OverloadedError,
@@ -30,27 +28,13 @@ from interlingua.contract.errors import (
     UnavailableError,
     ValidationError,
 )
-from interlingua.contract.events import (
-    Answer,
-    EngineEvent,
-    FailedEvent,
-    FinishReason,
-    StartedEvent,
-    Summary,
-    TextEvent,
-    TextStarted,
-    TextStopped,
-    TextToken,
-    Timing,
-    TokenEvent,
-    TokenText,
-    fold,
-)
+from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, Timing, fold
 from interlingua.contract.request import Adapter, GenerationRequest, PreparedRequest, TextPrompt
 from interlingua.service import adapters
+from interlingua.service.choices import Children, Choices, children_of
 from interlingua.service.metrics import DROPPED, STOPPED, Metrics
 from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
-from interlingua.text.detokenize import Detokenizer, Piece, StopMatcher, TokenTable
+from interlingua.text.detokenize import StopMatcher, TokenTable
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -96,7 +80,7 @@ class Service:
         self._model: ServedModel | None = None
         self._preparer: Preparer | None = None
         self._table: TokenTable | None = None
-        self._inside = 0  # permits taken
+        self._inside = 0  # permits taken, one for each answer that a request generates
         self._runs: dict[str, list[_Run]] = {}  # by either id of their requests, oldest first
         self._busy_since = 0.0  # when `_inside` last left 0, on the clock of time.monotonic
         self._emptied = asyncio.Event()
@@ -124,7 +108,7 @@ class Service:
 
     @property
     def inside(self) -> int:
-        """Requests that hold a permit: preparing, waiting and running together."""
+        """Permits taken: one for each answer that is prepared, waits or runs."""
         return self._inside
 
     def attach(self, model: ServedModel) -> None:
@@ -221,35 +205,34 @@ class Service:
         ending: Sequence[TextEvent] = ()
         summary: Summary | None = None
         kind = DROPPED  # counted when the consumer goes away first
-        stream: EngineStream | None = None
+        children: Children | None = None
         deadline: _Deadline | None = None
         run: _Run | None = None
         try:
-            model, preparer, table = self._admit()
+            model, preparer, table = self._admit(request)
             deadline = _Deadline(timing.arrived, request.timeout or self.limits.timeout)
             run = self._enlist(request, deadline)
             prepared, stops = await self._prepare(preparer, request, deadline)
             timing.queued = time.monotonic()
-            stream = model.engine.generate(prepared)
-            story = run.begin(_Story(request, prepared, table, stops, timing))
+            children = Children(model.engine, children_of(prepared, request.choices))
+            choices = run.begin(Choices(request, children.requests, table, stops, timing))
             while summary is None:
                 with deadline:
-                    event = await anext(stream)
-                batch = story.tell(event)
-                summary = story.summary
+                    heard = await children.hear()
+                batch = choices.tell(heard)
+                for choice in choices.take_ended():
+                    await children.close(choice)
+                summary = choices.summary
                 if summary is not None:
                     ending = batch
                 elif batch:
                     yield batch
         except _StoppedError:
             kind = STOPPED
-            ending = (TextStopped(story.stop()),)
+            ending = choices.stop()
         except InterlinguaError as error:
             kind = error.kind
             ending = (FailedEvent(error),)
-        except StopAsyncIteration:
-            kind = IncompleteGenerationError.kind
-            ending = (FailedEvent(IncompleteGenerationError("the engine ended the answer too early")),)
         except Exception:
             _log.exception("request %s failed inside the server", request.request_id)
             kind = GenerationError.kind
@@ -258,8 +241,8 @@ class Service:
             if deadline is not None:
                 deadline.close()
             try:
-                if stream is not None:
-                    await stream.aclose()
+                if children is not None:
+                    await children.aclose()
             finally:
                 if run is not None:
                     self._release(run)
@@ -291,18 +274,21 @@ class Service:
         tokenizer = model.tokenizer
         return await self._off_loop(len(text), lambda: tokenizer.encode_with_offsets(text))
 
-    # --- steps of a request -------------------------------------------------------------------------------
+        # --- steps of a request -------------------------------------------------------------------------------
 
-    def _admit(self) -> tuple[ServedModel, Preparer, TokenTable]:
-        """Takes a permit. Behind the permits nothing queues but the engine's own queue."""
+    def _admit(self, request: GenerationRequest) -> tuple[ServedModel, Preparer, TokenTable]:
+        """Takes a permit for each answer to generate. Behind them nothing queues but the engine's own queue."""
         model = self._serving()
-        most = self.limits.max_concurrent_requests
-        if self._inside >= most:
-            raise OverloadedError(f"the server is full: {most} requests are inside, and that is its limit")
+        most, wanted = self.limits.max_concurrent_requests, request.choices
+        if wanted > most:
+            name = request.wire_name("best_of" if request.best_of > request.n else "n")
+            raise ValidationError(name, f"must be at most {most}, which the server runs at once, got {wanted}")
+        if self._inside + wanted > most:
+            raise OverloadedError(f"the server is full: {self._inside} answers of at most {most} are being made")
         if self._inside == 0:
             self._busy_since = time.monotonic()
             self._emptied.clear()
-        self._inside += 1
+        self._inside += wanted
         assert self._preparer is not None and self._table is not None
         return model, self._preparer, self._table
 
@@ -315,8 +301,8 @@ class Service:
         return self._model
 
     def _enlist(self, request: GenerationRequest, deadline: _Deadline) -> _Run:
-        """Makes the request, which holds a permit, known by its ids."""
-        run = _Run({request.request_id, request.client_id or request.request_id}, deadline)
+        """Makes the request, which holds its permits, known by its ids."""
+        run = _Run({request.request_id, request.client_id or request.request_id}, request.choices, deadline)
         for name in run.ids:
             self._runs.setdefault(name, []).append(run)
         return run
@@ -327,7 +313,7 @@ class Service:
             runs.remove(run)
             if not runs:
                 del self._runs[name]
-        self._inside -= 1
+        self._inside -= run.permits
         if self._inside == 0:
             self._emptied.set()
 
@@ -420,144 +406,23 @@ class _StoppedError(CancelledError):
 class _Run:
     """A request inside, as `Service.stop_request` reaches it."""
 
-    __slots__ = ("_deadline", "_story", "ids", "stopped")
+    __slots__ = ("_choices", "_deadline", "ids", "permits", "stopped")
 
-    def __init__(self, ids: set[str], deadline: _Deadline) -> None:
+    def __init__(self, ids: set[str], permits: int, deadline: _Deadline) -> None:
         self.ids = ids
+        self.permits = permits
         self.stopped = False
         self._deadline = deadline
-        self._story: _Story | None = None  # None while the request is prepared
+        self._choices: Choices | None = None  # None while the request is prepared
 
-    def begin(self, story: _Story) -> _Story:
-        self._story = story
+    def begin(self, choices: Choices) -> Choices:
+        self._choices = choices
         if self.stopped:
             self.stop()
-        return story
+        return choices
 
     def stop(self) -> None:
-        """Ends the story with its next token; a story without a token ends now, or when it begins."""
+        """Ends each answer with its next token; a request without a token ends now, or when it begins."""
         self.stopped = True
-        if self._story is None:
-            return
-        if self._story.count:
-            self._story.stopping = True
-        else:
+        if self._choices is not None and not self._choices.stop_with_next_token():
             self._deadline.interrupt(_StoppedError("the request was stopped"))
-
-
-class _Story:
-    """Tells one request's engine events as text events."""
-
-    __slots__ = (
-        "_detokenizer",
-        "_index",
-        "_last_at",
-        "_pending",
-        "_prepared",
-        "_table",
-        "_timing",
-        "count",
-        "stopping",
-        "summary",
-    )
-
-    def __init__(
-        self,
-        request: GenerationRequest,
-        prepared: PreparedRequest,
-        table: TokenTable,
-        stops: StopMatcher | None,
-        timing: Timing,
-    ) -> None:
-        self.summary: Summary | None = None  # set with the last token
-        self._prepared = prepared
-        self._table = table
-        self._timing = timing
-        self._detokenizer = Detokenizer(table, stops, request.stop_mode)
-        self._pending: deque[TokenEvent] = deque()  # tokens whose pieces are held back
-        self.count = 0  # tokens heard
-        self.stopping = False  # the next token is the last one
-        self._index = 0  # tokens told
-        self._last_at = timing.arrived  # when the last token told was made
-
-    def tell(self, event: EngineEvent) -> Sequence[TextEvent]:
-        """The text events that `event` makes ready. Raises the error of a FailedEvent."""
-        if isinstance(event, TokenEvent):
-            return self._token(event)
-        if isinstance(event, StartedEvent):
-            self._timing.started = event.started_at
-            return (
-                TextStarted(
-                    len(self._prepared.prompt_ids),
-                    self._prepared.sampling.seed,
-                    self._prefill(event.prompt_logprobs),
-                    self._timing,
-                    event.cached_tokens,
-                ),
-            )
-        if isinstance(event, FailedEvent):
-            raise event.error
-        # Its reason came with the last token, after which nobody listens any more.
-        raise IncompleteGenerationError("the engine ended the answer without a last token")
-
-    def _token(self, event: TokenEvent) -> Sequence[TextEvent]:
-        if self.count == 0:
-            self._timing.first_token = event.at
-        self.count += 1
-        detokenizer = self._detokenizer
-        pieces = detokenizer.push(event.token_id)
-        pending = self._pending
-        pending.append(event)
-        # Length and EOS come before a stop string that ends in the same token, as in TGI; its text is cut
-        # anyway.
-        reason = event.finish_reason
-        if reason is None and (detokenizer.stopped or self.stopping):
-            reason = FinishReason.STOP
-        if reason is None:
-            return [self._text_token(pending.popleft(), piece, None) for piece in pieces]
-        pieces += detokenizer.finish()
-        last = pieces.pop()
-        tokens = [self._text_token(pending.popleft(), piece, None) for piece in pieces]
-        self.summary = self._summary(reason)
-        tokens.append(self._text_token(pending.popleft(), last, self.summary))
-        return tokens
-
-    def stop(self) -> Summary:
-        """The end of a story without a token."""
-        return self._summary(FinishReason.STOP)
-
-    def _summary(self, reason: FinishReason) -> Summary:
-        self._timing.finished = time.monotonic()
-        return Summary(
-            self._detokenizer.text,
-            reason,
-            self.count,
-            len(self._prepared.prompt_ids),
-            self._prepared.sampling.seed,
-            self._timing,
-        )
-
-    def _text_token(self, event: TokenEvent, piece: Piece, summary: Summary | None) -> TextToken:
-        self._index += 1
-        elapsed = (event.at - self._last_at) * 1000.0
-        self._last_at = event.at
-        top = self._top(event) if event.top else ()
-        return TextToken(self._index, event.token_id, piece.text, event.logprob, piece.special, elapsed, top, summary)
-
-    def _top(self, event: TokenEvent) -> tuple[TokenText, ...]:
-        table = self._table
-        texts = []
-        for token_id, logprob in event.top:
-            piece = table.piece_alone(token_id)
-            texts.append(TokenText(token_id, piece.text, logprob, piece.special))
-        return tuple(texts)
-
-    def _prefill(self, logprobs: tuple[float | None, ...] | None) -> tuple[TokenText, ...] | None:
-        if logprobs is None:
-            return None
-        ids = self._prepared.prompt_ids
-        pieces = self._table.pieces(ids)
-        return tuple(
-            TokenText(token_id, piece.text, logprob, piece.special)
-            for token_id, piece, logprob in zip(ids, pieces, logprobs, strict=True)
-        )

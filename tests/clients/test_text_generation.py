@@ -87,6 +87,8 @@ def test_errors_become_the_clients_own_classes(served: Served, clients_python: P
     assert "`parameters.stop`" in got[1]["text"]
 
 
-def test_best_of_is_refused_with_a_reason(served: Served, clients_python: Path) -> None:
+def test_best_of(served: Served, clients_python: Path) -> None:
     got = one(clients_python, served.url, "generate", "x", best_of=2, do_sample=True)
-    assert got["raised"] == "ValidationError" and "not supported yet" in got["text"]
+    sequences = got["details"]["best_of_sequences"]
+    assert len(sequences) == 1 and sequences[0]["generated_text"] == got["generated_text"] == "x"
+    assert sequences[0]["seed"] != got["details"]["seed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,27 @@ def test_top_tokens_only_when_asked_for() -> None:
     event = frames(STREAM, top_n_tokens=2)[0]
     assert list(event) == ["index", "token", "top_tokens", "generated_text", "details"]
     assert [top["id"] for top in event["top_tokens"]] == [9, 8]
+
+
+@pytest.mark.parametrize("path", [GENERATE, ROOT])
+def test_best_of_sequences_are_the_other_answers(path: str) -> None:
+    """The winner's own details, then TGI's shape for each loser."""
+    other = [replace(event, choice=1) for event in stream((" sky", "</s>"))]
+    wanted = {"best_of": 2, "do_sample": True, "details": True, "return_full_text": True}
+    got = answer(path, (*EVENTS, *other), **wanted)
+    got = got[0] if path == ROOT else got
+    assert got["generated_text"] == "Hi sea a"
+    assert list(got["details"]) == [*DETAIL_KEYS, "best_of_sequences"]
+    (sequence,) = got["details"]["best_of_sequences"]
+    assert list(sequence) == ["generated_text", "finish_reason", "generated_tokens", "seed", "prefill", "tokens"]
+    assert (sequence["generated_text"], sequence["finish_reason"]) == ("Hi sky", "eos_token")
+    assert (sequence["generated_tokens"], sequence["seed"]) == (2, 2**64 - 1)
+    assert sequence["prefill"] == got["details"]["prefill"] and len(sequence["prefill"]) == 2
+    assert [token["text"] for token in sequence["tokens"]] == [" sky", "</s>"]
+    got = answer(GENERATE, (*EVENTS, *other), **wanted, top_n_tokens=2)["details"]
+    assert list(got) == [*DETAIL_KEYS, "best_of_sequences", "top_tokens"]
+    assert [len(tops) for tops in got["best_of_sequences"][0]["top_tokens"]] == [2, 2]
+    assert list(answer(GENERATE, (*EVENTS, *other), best_of=2, do_sample=True)) == ["generated_text"]
 
 
 @pytest.mark.parametrize("path", [GENERATE, ROOT])

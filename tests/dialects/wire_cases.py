@@ -500,7 +500,8 @@ def _tgi_cases(path: str, hf: bool) -> Iterator[Case]:
     else:
         yield case("best_of greedy", '"best_of":2', 422, best_of, "sampling")
         yield case("best_of with a seed", '"best_of":2,"do_sample":true,"seed":1', 422, best_of, "seed")
-        yield case("best_of", '"best_of":2,"do_sample":true', 422, best_of, "not supported yet")
+        yield case("best_of", '"best_of":2,"do_sample":true', best_of=2, n=1)
+        yield case("best_of, the most", '"best_of":3,"do_sample":true', 422, best_of, "1..2 (max_best_of), got 3")
     for name, parameters in {
         "watermark": '"watermark":true',
         "grammar": '"grammar":{"type":"regex","value":"a+"}',

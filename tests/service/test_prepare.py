@@ -251,7 +251,6 @@ def test_reading_generation_config(config: dict[str, object], expected: ModelDef
     ("given", "field"),
     [
         ({"grammar": Grammar("regex", "a")}, "grammar"),
-        ({"best_of": 2}, "best_of"),
         ({"sampling": SamplingRequest(watermark=True)}, "watermark"),
     ],
 )
