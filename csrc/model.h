@@ -91,6 +91,9 @@ class Model {
   void op_attention(int qkv, int out, int layer, int32_t heads, int32_t window, float scale);
   void op_logits(int in, int norm, float eps, int weight, int32_t vocab);
 
+  void clear_ops() { ops_.clear(); }
+  float* buffer_row(int buffer, int32_t row) const { return buffers_.at(size_t(buffer)).row(row); }
+
   // --- run ---
   int add_sampler(SamplingParams params, const int32_t* prompt, size_t length);
   void remove_sampler(int slot);

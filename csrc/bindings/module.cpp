@@ -13,6 +13,7 @@
 
 #include "cpu.h"
 #include "model.h"
+#include "probe.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -169,6 +170,14 @@ NB_MODULE(_native, m) {
       .value("STORE", Epilogue::kStore)
       .value("ADD", Epilogue::kAdd)
       .value("SILU_GATE", Epilogue::kSiluGate);
+
+  m.def("time_linear", time_linear, "isa"_a, "threads"_a, "kind"_a, "activations"_a, "n"_a, "k"_a, "rows"_a, "repeat"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "Least seconds of one linear layer, for bench/kernels.py.");
+  m.def("time_attention", time_attention, "isa"_a, "threads"_a, "sequences"_a, "context"_a, "rows"_a, "kv_heads"_a,
+        "heads_per_kv"_a, "head_dim"_a, "repeat"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Least seconds of one layer's attention, for bench/kernels.py.");
+  m.def("read_bandwidth", read_bandwidth, "threads"_a, "bytes"_a, "repeat"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Bytes a second that all threads together read.");
 
   nb::class_<SamplingParams>(m, "SamplingParams")
       .def(

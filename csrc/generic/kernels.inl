@@ -1,5 +1,6 @@
 // Kernels over a 16-lane vector type, compiled once per ISA. The including file defines, in an anonymous namespace:
-//   F (16 floats), I (16 int32), W (64 bytes) and the operations used below. Order of float operations is fixed here and
+//   F (16 floats), I (16 int32), W (64 bytes) and the operations used below; kRowTile, kWideQueries (what fits into its
+//   registers). Order of float operations is fixed here and
 //   nowhere else: this is what makes all tiers agree bit for bit.
 //
 // An ISA file may define INTERLINGUA_OWN_LINEAR and bring a `linear` of its own that gives the same bits.
@@ -19,22 +20,6 @@ inline F exp_lanes(F x) {
   p = fma(p, mul(r, r), r);
   p = add(p, splat(1.0f));
   return zero_below(x, -87.0f, mul(p, power_of_two(n)));
-}
-
-inline float sum_lanes(F v) {
-  float t[kLanes];
-  store(t, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) t[i] = t[i] + t[i + width];
-  return t[0];
-}
-
-inline float max_lanes(F v) {
-  float t[kLanes];
-  store(t, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
-  return t[0];
 }
 
 inline F silu(F x) { return div(x, add(splat(1.0f), exp_lanes(sub(splat(0.0f), x)))); }
@@ -333,7 +318,7 @@ struct SoftmaxState {
 
 template <int Q>
 inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
-  constexpr int B = Q <= 3 ? 2 : 1;  // blocks of lanes at once
+  constexpr int B = Q <= kWideQueries ? 2 : 1;  // blocks of lanes at once: both share each query value's broadcast
   const int32_t dim = args.head_dim, group = args.heads_per_kv;
   const int64_t head_size = 2 * int64_t(kKvBlock) * dim;
   alignas(64) float queries[Q][kMaxHeadDim];

@@ -8,6 +8,7 @@ namespace interlingua {
 namespace {
 
 constexpr int kRowTile = 8;
+constexpr int kWideQueries = 6;  // up to so many queries take two blocks of lanes at once
 
 #include "isa/avx512/vec.h"
 

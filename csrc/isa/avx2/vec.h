@@ -112,3 +112,17 @@ inline I dot_u8s8(I acc, W w, const int8_t* a) {
   return {dot_half(acc.lo, w.lo, even, odd), dot_half(acc.hi, w.hi, even, odd)};
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// Lanes are joined in halves: i with i + 8, then i + 4, i + 2, i + 1.
+inline float sum_lanes(F v) {
+  const __m256 eight = _mm256_add_ps(v.lo, v.hi);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float max_lanes(F v) {
+  const __m256 eight = _mm256_max_ps(v.lo, v.hi);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}

@@ -122,3 +122,15 @@ inline I dot_u8s8(const I& acc, const W& w, const int8_t* a) {
 inline void prefetch(const void*) {}
 
 #undef LANES
+
+// Lanes are joined in halves: i with i + 8, then i + 4, i + 2, i + 1.
+inline float sum_lanes(F v) {
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) v.v[i] = v.v[i] + v.v[i + width];
+  return v.v[0];
+}
+inline float max_lanes(F v) {
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) v.v[i] = v.v[i] > v.v[i + width] ? v.v[i] : v.v[i + width];
+  return v.v[0];
+}
