@@ -173,6 +173,8 @@ NB_MODULE(_native, m) {
 
   m.def("time_linear", time_linear, "isa"_a, "threads"_a, "kind"_a, "activations"_a, "n"_a, "k"_a, "rows"_a, "repeat"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Least seconds of one linear layer, for bench/kernels.py.");
+  m.def("time_prepare", time_prepare, "isa"_a, "threads"_a, "activations"_a, "k"_a, "rows"_a, "repeat"_a,
+        nb::call_guard<nb::gil_scoped_release>(), "Least seconds of one norm and rounding, for bench/kernels.py.");
   m.def("time_attention", time_attention, "isa"_a, "threads"_a, "sequences"_a, "context"_a, "rows"_a, "kv_heads"_a,
         "heads_per_kv"_a, "head_dim"_a, "repeat"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Least seconds of one layer's attention, for bench/kernels.py.");
