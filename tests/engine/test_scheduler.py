@@ -165,3 +165,60 @@ def test_random_histories() -> None:
                 if len(sequence.ids) >= limit - 1 or (sequence in scheduler.running and draw.random() < 0.03):
                     scheduler.remove(sequence)
             scheduler.check_integrity()
+
+
+def _sequence(number: int, prompt: int, tokens: int = 50) -> Sequence:
+    request = PreparedRequest(
+        request_id=str(number),
+        prompt_ids=tuple(range(prompt)),
+        max_new_tokens=tokens,
+        sampling=SamplingParams(),
+        stop_token_ids=frozenset(),
+    )
+    return Sequence(request, number, 0.0, number, list(range(prompt)))
+
+
+def _roomy(budget: int = 512) -> Scheduler:
+    pool = BlockPool(10_000, False)
+    return Scheduler(pool, block_size=BLOCK, max_batch_tokens=budget, max_batch_size=64, caching=False)
+
+
+def _step(scheduler: Scheduler) -> dict[int, int]:
+    """Rows per sequence of one step, whose choices are then appended."""
+    chunks = scheduler.schedule()
+    done = [chunk.sequence for chunk in chunks if chunk.completes]
+    scheduler.finish(chunks)
+    for sequence in done:
+        sequence.ids.append(1)
+    return {chunk.sequence.number: chunk.count for chunk in chunks}
+
+
+def test_prompts_leave_running_streams_their_pace() -> None:
+    """Beside decodes a prompt gets rows for about two more steps' time, and fewer the longer its context is."""
+    for decodes in (1, 8, 32):
+        scheduler = _roomy()
+        for number in range(decodes):
+            scheduler.add(_sequence(number, 2))
+        assert len(_step(scheduler)) == decodes
+        scheduler.add(_sequence(99, 4000))
+        shares = []
+        for _ in range(4000):
+            rows = _step(scheduler)
+            assert sum(rows.values()) <= 3 * (decodes + 8)
+            shares.append(rows[99])
+            if sum(shares) >= 4000:
+                break
+        assert sum(shares) == 4000 and shares[0] > shares[-2] > 0
+
+
+def test_alone_a_prompt_takes_the_whole_step() -> None:
+    scheduler = _roomy()
+    scheduler.add(_sequence(0, 2000))
+    assert [_step(scheduler)[0] for _ in range(4)] == [512, 512, 512, 464]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    scheduler = _roomy()
+    scheduler.add(_sequence(0, 3000))
+    scheduler.add(_sequence(1, 100))
+    assert _step(scheduler) == {0: 256, 1: 100}

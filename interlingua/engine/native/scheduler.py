@@ -1,7 +1,9 @@
 """Decides what each step computes: decodes first, then chunks of prompts, under a budget of tokens.
 
 One step, in order: (1) every running sequence that decodes gets its one token; (2) running prompts go on, oldest
-first; (3) waiting requests are admitted by priority and arrival while budget, batch and memory have room. When memory
+first; (3) waiting requests are admitted by priority and arrival while budget, batch and memory have room. Beside
+decodes, prompts get so little of a step that it stays within about three times one without them; and a prompt leaves
+half of what is left to those behind it, so that a short one never waits for the whole of a long one. When memory
 runs out, the sequence last in line is preempted: its blocks are freed and its tokens are computed again later. The
 first in line is never preempted for another, so something always moves on.
 """
@@ -16,6 +18,12 @@ from interlingua.engine.native.blocks import BlockPool, block_keys
 from interlingua.engine.native.sequence import Sequence
 
 AGING_SECONDS = 10.0
+
+# The cost of a step in rows: each row is one, and what a step of any size takes is worth this many.
+_STEP_ROWS = 8
+_TILE_ROWS = 16  # rows are computed in tiles of so many
+# At this context the attention of a row costs as much as the rest of it.
+_EVEN_CONTEXT = 1536
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +91,21 @@ class Scheduler:
             if budget and sequence in self.running and self._make_room(sequence, 1):
                 chunks.append(Chunk(sequence, 1))
                 budget -= 1
-        for sequence in [s for s in self.running if s.pending > 1]:
-            count = min(sequence.pending, budget)
+        beside = bool(chunks)
+        if beside:
+            budget = min(budget, _rows_beside(len(chunks)))
+        prompts = [s for s in self.running if s.pending > 1]
+        others = len(prompts) + len(self.waiting)
+        for sequence in prompts:
+            others -= 1
+            count = _share(sequence, budget, beside, others > 0)
             if count and sequence in self.running and self._make_room(sequence, count):
                 chunks.append(Chunk(sequence, count))
                 budget -= count
         # A step that preempted admits nobody: a victim taken back at once would stand in the batch twice.
         while self.preemptions == preempted and budget and self.waiting and len(self.running) < self._max_batch_size:
             sequence = self._next_waiting(now)
-            count = self._admit(sequence, budget, now)
+            count = self._admit(sequence, budget, beside, now)
             if not count:
                 break
             chunks.append(Chunk(sequence, count))
@@ -118,7 +132,7 @@ class Scheduler:
     def _next_waiting(self, now: float) -> Sequence:
         return min(self.waiting, key=lambda s: (s.effective_priority(now, AGING_SECONDS), s.number))
 
-    def _admit(self, sequence: Sequence, budget: int, now: float) -> int:
+    def _admit(self, sequence: Sequence, budget: int, beside: bool, now: float) -> int:
         """Moves a waiting sequence into the running set if all its known tokens fit now; returns its first chunk."""
         # Prompt log-probabilities need the logits of every position, so nothing may be skipped. The last token is
         # always computed: its logits choose the next one.
@@ -141,7 +155,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self.running.sort(key=self._standing)
-        count = min(sequence.pending, budget)
+        count = _share(sequence, budget, beside, len(self.waiting) > 0)
         if not self._grow(sequence, sequence.computed + count):
             raise AssertionError("admitted without room")
         return count
@@ -190,3 +204,22 @@ class Scheduler:
     @staticmethod
     def _standing(sequence: Sequence) -> tuple[int, int]:
         return (sequence.request.priority, sequence.number)
+
+
+def _rows_beside(decodes: int) -> int:
+    """Rows of prompts in a step with so many decodes: the step costs about three times one without, in whole tiles."""
+    total = (3 * decodes + 2 * _STEP_ROWS) // _TILE_ROWS * _TILE_ROWS
+    return max(total - decodes, _TILE_ROWS // 2)
+
+
+def _share(sequence: Sequence, budget: int, beside: bool, others: bool) -> int:
+    """Tokens of a prompt in this step, at least one while `budget` has one.
+
+    Beside decodes, rows far into a context count for what their attention costs; while others wait, half is left.
+    """
+    room = budget
+    if beside:
+        room = int(room / (1 + sequence.computed / _EVEN_CONTEXT))
+    if others:
+        room = -(-room // 2)
+    return min(sequence.pending, max(room, 1), budget)
