@@ -539,26 +539,24 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
       const int32_t at = first + i, slot = input.slots[at];
       for (int32_t j = vocab; j < padded; j++) row[j] = -1e30f;
       if (output.logits) std::memcpy(output.logits + int64_t(at) * vocab, row, size_t(vocab) * sizeof(float));
-      output.top_counts[at] = 0;
       if (slot < 0) {
-        output.ids[at] = input.targets[at];
-        output.logprobs[at] = score_token(*kernels_, row, padded, input.targets[at]);
+        const Choice scored = score_token(*kernels_, row, vocab, padded, input.targets[at]);
+        output.ids[at] = scored.id;
+        output.logprobs[at] = scored.logprob;
         return;
       }
       const uint32_t* allowed = input.allowed ? input.allowed[at] : nullptr;
       if (allowed && __atomic_load_n(allowed + (vocab + 31) / 32, __ATOMIC_ACQUIRE) == 0) {
-        output.ids[at] = -1;
+        output.ids[at] = kLate;
         return;
       }
       SamplerState& state = *samplers_.at(slot);
       const uint64_t position = uint64_t(input.positions[input.logit_index[at]]) + 1;  // of the new token
       const Choice choice = choose_token(*kernels_, row, vocab, padded, state, allowed, position, sampling_[size_t(thread)],
-                                         output.top_ids + int64_t(at) * output.top_capacity,
-                                         output.top_logprobs + int64_t(at) * output.top_capacity, output.top_capacity,
-                                         output.top_counts + at);
+                                         green_lists_);
       output.ids[at] = choice.id;
       output.logprobs[at] = choice.logprob;
-      state.append(choice.id);
+      if (choice.id >= 0) state.append(choice.id);
     });
   }
 }

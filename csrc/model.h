@@ -59,13 +59,9 @@ struct StepInput {
 };
 
 struct StepOutput {
-  int32_t top_capacity = 0;
-  int32_t* ids = nullptr;          // [logit_rows]; -1 = not chosen, the mask was late
-  float* logprobs = nullptr;       // [logit_rows]
-  int32_t* top_counts = nullptr;   // [logit_rows]
-  int32_t* top_ids = nullptr;      // [logit_rows][top_capacity]
-  float* top_logprobs = nullptr;   // [logit_rows][top_capacity]
-  float* logits = nullptr;         // [logit_rows][vocab] or null: raw logits, for tests and measurements
+  int32_t* ids = nullptr;     // [logit_rows]; or kLate, kUnusable
+  float* logprobs = nullptr;  // [logit_rows]
+  float* logits = nullptr;    // [logit_rows][vocab] or null: raw logits, for tests and measurements
 };
 
 class Model {
@@ -97,6 +93,8 @@ class Model {
   // --- run ---
   int add_sampler(SamplingParams params, const int32_t* prompt, size_t length);
   void remove_sampler(int slot);
+  // (id, raw logprob) of the alternatives to the slot's last choice, best first.
+  const std::vector<std::pair<int32_t, float>>& top_tokens(int slot) const { return samplers_.at(slot)->top; }
   size_t sampler_count() const { return samplers_.size(); }
   void step(const StepInput& input, const StepOutput& output);
   void copy_block(int32_t from, int32_t to);
@@ -169,6 +167,7 @@ class Model {
   int32_t heads_per_kv_ = 0;  // the same in all layers
   std::map<int, std::unique_ptr<SamplerState>> samplers_;
   int next_slot_ = 0;
+  GreenLists green_lists_;
   std::vector<Buffer> scratch_;           // one per thread
   std::vector<SamplerScratch> sampling_;  // one per thread
   Buffer logits_;

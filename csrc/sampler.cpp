@@ -11,10 +11,15 @@ SamplerState::SamplerState(SamplingParams p, const int32_t* prompt, size_t n) : 
   if (has_penalties())
     for (size_t i = 0; i < n; i++) count(prompt[i], false);
   length = int64_t(n);
+  if (n) last = prompt[n - 1];
 }
 
 bool SamplerState::has_penalties() const {
   return params.repetition_penalty != 1.0f || params.frequency_penalty != 0.0f || params.presence_penalty != 0.0f;
+}
+
+bool SamplerState::changes_logits() const {
+  return has_penalties() || !params.logit_bias.empty() || generated < params.min_new_tokens || params.watermark_gamma > 0.0;
 }
 
 void SamplerState::count(int32_t id, bool output) {
@@ -28,6 +33,7 @@ void SamplerState::append(int32_t id) {
   if (has_penalties()) count(id, true);
   length++;
   generated++;
+  last = id;
 }
 
 double philox_uniform(uint64_t seed, uint64_t position) {
@@ -45,6 +51,22 @@ double philox_uniform(uint64_t seed, uint64_t position) {
 
 namespace {
 
+// Bound of every score, raw or changed: far from what a model computes, and safe to subtract and to scale.
+constexpr float kLimit = 1e30f;
+
+// Whether all scores lie within (-kLimit, kLimit). A NaN among them would be taken for the largest or be lost, depending
+// on who compares.
+bool usable(const float* x, int32_t n) {
+  uint32_t limit, outside = 0;
+  std::memcpy(&limit, &kLimit, 4);
+  for (int32_t i = 0; i < n; i++) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, 4);
+    outside |= limit - 1 - (bits & 0x7fffffffu);  // the sign bit of a difference below zero stays
+  }
+  return !(outside >> 31);
+}
+
 float raw_logprob(float logit, const VocabStats& stats) {
   return float(double(logit) - double(stats.max) - std::log(double(stats.exp_sum)));
 }
@@ -60,7 +82,6 @@ uint32_t ordered(float x) {
 float kth_largest(const float* x, int32_t n, int32_t k) {
   std::vector<uint32_t> keys;
   uint32_t prefix = 0;
-  int shift = 21;
   {
     std::vector<int32_t> histogram(2048, 0);
     for (int32_t i = 0; i < n; i++) histogram[ordered(x[i]) >> 21]++;
@@ -71,7 +92,6 @@ float kth_largest(const float* x, int32_t n, int32_t k) {
     for (int32_t i = 0; i < n; i++)
       if (ordered(x[i]) >> 21 == prefix) keys.push_back(ordered(x[i]));
   }
-  (void)shift;
   std::nth_element(keys.begin(), keys.begin() + (k - 1), keys.end(), std::greater<>());
   const uint32_t key = keys[size_t(k - 1)];
   const uint32_t bits = key & 0x80000000u ? key & 0x7fffffffu : ~key;
@@ -134,22 +154,26 @@ struct Candidates {
   }
 };
 
-void apply_penalties(float* logits, const SamplerState& state) {
+// What comes before the temperature; every score stays within the limit.
+void change_logits(float* logits, int32_t vocab, const SamplerState& state, GreenLists& lists) {
   const SamplingParams& params = state.params;
+  if (params.watermark_gamma > 0.0)
+    add_to_green(logits, *lists.get(state.last, vocab, params.watermark_gamma), params.watermark_delta);
+  const float repetition = std::max(params.repetition_penalty, 1e-37f);  // a subnormal counts as 0 here, and 0 / 0 is NaN
   for (const auto& seen : state.seen) {
     float& s = logits[seen.id];
-    if (params.repetition_penalty != 1.0f)
-      s = s < 0.0f ? s * params.repetition_penalty : s / params.repetition_penalty;
+    if (repetition != 1.0f) s = s < 0.0f ? s * repetition : s / repetition;
     if (params.frequency_over_output) {
       s -= params.frequency_penalty * float(seen.output);
       if (seen.output) s -= params.presence_penalty;
     } else if (params.frequency_penalty != 0.0f) {
       s -= params.frequency_penalty * float(seen.total) / float(state.length);
     }
+    s = std::clamp(s, -kLimit, kLimit);
   }
-  for (const auto& [id, bias] : params.logit_bias) logits[id] += bias;
+  for (const auto& [id, bias] : params.logit_bias) logits[id] = std::clamp(logits[id] + bias, -kLimit, kLimit);
   if (state.generated < params.min_new_tokens)
-    for (const int32_t id : params.suppressed) logits[id] = -1e30f;
+    for (const int32_t id : params.suppressed) logits[id] = -kLimit;
 }
 
 // Below what min_new_tokens suppresses, and no lower than what a search for the largest begins with.
@@ -168,12 +192,9 @@ void apply_mask(float* logits, int32_t vocab, int32_t padded, const uint32_t* al
   std::fill(logits + vocab, logits + padded, kForbidden);
 }
 
-int32_t argmax(const KernelTable& kernels, const float* logits, int32_t padded) {
-  return kernels.vocab_stats(logits, padded).argmax;
-}
-
-int32_t draw(const KernelTable& kernels, const float* logits, int32_t vocab, int32_t padded, const SamplingParams& params,
-             uint64_t seed, uint64_t position, SamplerScratch& scratch) {
+// Temperature and filters: what may be drawn.
+Candidates candidates(const KernelTable& kernels, const float* logits, int32_t vocab, int32_t padded,
+                      const SamplingParams& params, SamplerScratch& scratch) {
   Candidates c{scratch.ids, scratch.probabilities};
   const float max = kernels.vocab_stats(logits, padded).max;
   c.p.resize(size_t(padded));
@@ -213,6 +234,10 @@ int32_t draw(const KernelTable& kernels, const float* logits, int32_t vocab, int
     const float peak = *std::max_element(c.p.begin(), c.p.end());
     c.filter([&](size_t i) { return c.p[i] >= params.min_p * peak; });
   }
+  return c;
+}
+
+int32_t draw(const Candidates& c, uint64_t seed, uint64_t position) {
   const double target = philox_uniform(seed, position) * c.total();
   double sum = 0.0;
   int32_t last = c.ids.front();
@@ -225,55 +250,52 @@ int32_t draw(const KernelTable& kernels, const float* logits, int32_t vocab, int
   return last;
 }
 
-void report_top(const float* logits, int32_t vocab, const VocabStats& stats, int32_t n, SamplerScratch& scratch,
-                int32_t* ids, float* logprobs, int32_t capacity, int32_t* count) {
-  auto& best = scratch.pairs;
-  best.clear();
+std::vector<std::pair<int32_t, float>> best(const float* logits, int32_t vocab, const VocabStats& stats, int32_t n) {
+  std::vector<std::pair<int32_t, float>> found;
   const float limit = kth_largest(logits, vocab, std::min(n, vocab));
   for (int32_t i = 0; i < vocab; i++)
-    if (logits[i] >= limit) best.emplace_back(logits[i], i);
-  std::sort(best.begin(), best.end(), [](auto& a, auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; });
-  *count = std::min(int32_t(best.size()), capacity);
-  for (int32_t i = 0; i < *count; i++) {
-    ids[i] = best[size_t(i)].second;
-    logprobs[i] = raw_logprob(best[size_t(i)].first, stats);
-  }
+    if (logits[i] >= limit) found.emplace_back(i, logits[i]);
+  std::sort(found.begin(), found.end(),
+            [](auto& a, auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
+  for (auto& [id, value] : found) value = raw_logprob(value, stats);
+  return found;
 }
 
 }  // namespace
 
-Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, int32_t padded, const SamplerState& state,
-                    const uint32_t* allowed, uint64_t position, SamplerScratch& scratch, int32_t* top_ids,
-                    float* top_logprobs, int32_t top_capacity, int32_t* top_count) {
+Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, int32_t padded, SamplerState& state,
+                    const uint32_t* allowed, uint64_t position, SamplerScratch& scratch, GreenLists& lists) {
   const SamplingParams& params = state.params;
+  if (!usable(logits, vocab)) return {kUnusable, 0.0f};
   const VocabStats stats = kernels.vocab_stats(logits, padded);
-  *top_count = 0;
-  if (params.top_n > 0)
-    report_top(logits, vocab, stats, params.top_n, scratch, top_ids, top_logprobs, top_capacity, top_count);
-  const bool changed = state.has_penalties() || !params.logit_bias.empty() || state.generated < params.min_new_tokens;
+  if (params.top_n > 0) state.top = best(logits, vocab, stats, params.top_n);
+  const bool changed = state.changes_logits();
   if (!changed && !allowed && !params.do_sample) return {stats.argmax, raw_logprob(stats.max, stats)};
-  // The raw value of the chosen token is needed after the row has been changed.
-  std::vector<std::pair<int32_t, float>> raw;
-  if (changed) {
-    for (const auto& seen : state.seen) raw.emplace_back(seen.id, logits[seen.id]);
-    for (const auto& [id, bias] : params.logit_bias) raw.emplace_back(id, logits[id]);
-    for (const int32_t id : params.suppressed) raw.emplace_back(id, logits[id]);
-    apply_penalties(logits, state);
+  const float* raw = logits;
+  if (changed) {  // the raw value of the chosen token is needed afterwards
+    scratch.raw.assign(logits, logits + vocab);
+    raw = scratch.raw.data();
+    change_logits(logits, vocab, state, lists);
   }
   if (allowed) apply_mask(logits, vocab, padded, allowed);
-  const int32_t id = params.do_sample ? draw(kernels, logits, vocab, padded, params, params.seed, position, scratch)
-                                      : argmax(kernels, logits, padded);
-  float logit = logits[id];
-  for (const auto& [changed_id, value] : raw)
-    if (changed_id == id) {
-      logit = value;
-      break;
-    }
-  return {id, raw_logprob(logit, stats)};
+  const int32_t id = params.do_sample
+                         ? draw(candidates(kernels, logits, vocab, padded, params, scratch), params.seed, position)
+                         : kernels.vocab_stats(logits, padded).argmax;
+  return {id, raw_logprob(raw[id], stats)};
 }
 
-float score_token(const KernelTable& kernels, const float* logits, int32_t padded, int32_t id) {
-  return raw_logprob(logits[id], kernels.vocab_stats(logits, padded));
+void sampling_distribution(const KernelTable& kernels, float* logits, int32_t vocab, int32_t padded,
+                           const SamplerState& state, SamplerScratch& scratch, GreenLists& lists, double* out) {
+  change_logits(logits, vocab, state, lists);
+  const Candidates c = candidates(kernels, logits, vocab, padded, state.params, scratch);
+  const double total = c.total();
+  std::fill(out, out + vocab, 0.0);
+  for (size_t i = 0; i < c.ids.size(); i++) out[c.ids[i]] = double(c.p[i]) / total;
+}
+
+Choice score_token(const KernelTable& kernels, const float* logits, int32_t vocab, int32_t padded, int32_t id) {
+  if (!usable(logits, vocab)) return {kUnusable, 0.0f};
+  return {id, raw_logprob(logits[id], kernels.vocab_stats(logits, padded))};
 }
 
 }  // namespace interlingua

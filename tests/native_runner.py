@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from interlingua.engine.native._native import KV_BLOCK
-from interlingua.engine.native.batch import TOP_CAPACITY
 from interlingua.engine.native.engine import NativeOptions
 from interlingua.engine.native.load import LoadedModel, load_model
 from interlingua.hub.files import ModelFiles, from_folder
@@ -65,9 +64,6 @@ class Runner:
             np.zeros(n, np.int32),
             np.empty(n, np.int32),
             np.empty(n, np.float32),
-            np.empty(n, np.int32),
-            np.empty((n, TOP_CAPACITY), np.int32),
-            np.empty((n, TOP_CAPACITY), np.float32),
             logits,
         )
         if last_only:

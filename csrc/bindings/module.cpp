@@ -32,14 +32,11 @@ void expect(bool good, const char* what) {
 
 void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> positions, Vector<const int32_t> offsets,
           Matrix<const int32_t> block_tables, Vector<const int32_t> logit_index, Vector<const int32_t> slots,
-          Vector<const int32_t> targets, Vector<int32_t> ids, Vector<float> logprobs, Vector<int32_t> top_counts,
-          Matrix<int32_t> top_ids, Matrix<float> top_logprobs, std::optional<Matrix<float>> logits,
+          Vector<const int32_t> targets, Vector<int32_t> ids, Vector<float> logprobs, std::optional<Matrix<float>> logits,
           const std::vector<std::optional<Vector<const uint32_t>>>& allowed) {
   const size_t rows = tokens.shape(0), sequences = block_tables.shape(0), wanted = logit_index.shape(0);
   expect(positions.shape(0) == rows && offsets.shape(0) == sequences + 1, "step: rows and sequences do not fit");
-  expect(slots.shape(0) == wanted && targets.shape(0) == wanted && ids.shape(0) >= wanted && logprobs.shape(0) >= wanted &&
-             top_counts.shape(0) >= wanted && top_ids.shape(0) >= wanted && top_logprobs.shape(0) >= wanted &&
-             top_ids.shape(1) == top_logprobs.shape(1),
+  expect(slots.shape(0) == wanted && targets.shape(0) == wanted && ids.shape(0) >= wanted && logprobs.shape(0) >= wanted,
          "step: logit rows do not fit");
   std::vector<const uint32_t*> masks;
   for (const auto& mask : allowed) {
@@ -61,73 +58,86 @@ void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> posi
   input.targets = targets.data();
   input.allowed = masks.empty() ? nullptr : masks.data();
   StepOutput output;
-  output.top_capacity = int32_t(top_ids.shape(1));
   output.ids = ids.data();
   output.logprobs = logprobs.data();
-  output.top_counts = top_counts.data();
-  output.top_ids = top_ids.data();
-  output.top_logprobs = top_logprobs.data();
   output.logits = logits ? logits->data() : nullptr;
   nb::gil_scoped_release release;
   model.step(input, output);
 }
 
-SamplingParams sampling_params(bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
-                               float repetition_penalty, float frequency_penalty, float presence_penalty,
-                               bool frequency_over_output, uint64_t seed, int32_t top_n,
-                               std::vector<std::pair<int32_t, float>> logit_bias, std::vector<int32_t> suppressed,
-                               int32_t min_new_tokens) {
-  SamplingParams params;
-  params.do_sample = do_sample;
-  params.temperature = temperature;
-  params.top_k = top_k;
-  params.top_p = top_p;
-  params.typical_p = typical_p;
-  params.min_p = min_p;
-  params.repetition_penalty = repetition_penalty;
-  params.frequency_penalty = frequency_penalty;
-  params.presence_penalty = presence_penalty;
-  params.frequency_over_output = frequency_over_output;
-  params.seed = seed;
-  params.top_n = top_n;
-  params.logit_bias = std::move(logit_bias);
-  params.suppressed = std::move(suppressed);
-  params.min_new_tokens = min_new_tokens;
-  return params;
+using IdValues = std::vector<std::pair<int32_t, float>>;
+
+void make_sampling_params(SamplingParams* self, bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p,
+                          float min_p, float repetition_penalty, float frequency_penalty, float presence_penalty,
+                          bool frequency_over_output, uint64_t seed, int32_t top_n, IdValues logit_bias,
+                          std::vector<int32_t> suppressed, int32_t min_new_tokens, double watermark_gamma,
+                          float watermark_delta) {
+  new (self) SamplingParams{do_sample, temperature, top_k, top_p, typical_p, min_p, repetition_penalty, frequency_penalty,
+                            presence_penalty, frequency_over_output, seed, top_n, std::move(logit_bias),
+                            std::move(suppressed), min_new_tokens, watermark_gamma, watermark_delta};
 }
 
-// Tokens chosen for one row of logits at positions first, first+1, ... first+count-1, as `step` would; for tests.
-std::vector<int32_t> choose(const std::string& isa, Vector<const float> logits, Vector<const int32_t> prompt,
-                            const SamplingParams& params, uint64_t first, int32_t count,
-                            std::optional<Vector<const uint32_t>> allowed) {
-  const KernelTable* kernels = choose_kernels(isa);
-  const int32_t vocab = int32_t(logits.shape(0)), padded = (vocab + kLanes - 1) / kLanes * kLanes;
-  expect(!allowed || allowed->shape(0) == size_t(vocab + 31) / 32, "choose: the mask has the wrong width");
-  const SamplerState state(params, prompt.data(), prompt.shape(0));
+// A row of logits and its request's state, outside of a model; for tests.
+struct LoneRow {
+  const KernelTable* kernels;
+  int32_t vocab, padded;
+  std::vector<float> row;
+  SamplerState state;
   SamplerScratch scratch;
-  std::vector<float> row(static_cast<size_t>(padded));
-  std::vector<int32_t> chosen;
-  FlushToZero flush;
-  for (int32_t i = 0; i < count; i++) {
+  GreenLists lists;
+
+  LoneRow(const std::string& isa, const Vector<const int32_t>& prompt, const Vector<const int32_t>& output,
+          const SamplingParams& params, size_t size)
+      : kernels(choose_kernels(isa)),
+        vocab(int32_t(size)),
+        padded((vocab + kLanes - 1) / kLanes * kLanes),
+        row(static_cast<size_t>(padded)),
+        state(params, prompt.data(), prompt.shape(0)) {
+    for (size_t i = 0; i < output.shape(0); i++) state.append(output.data()[i]);
+  }
+  float* fill(const Vector<const float>& logits) {
     std::fill(row.begin(), row.end(), -1e30f);
     std::copy(logits.data(), logits.data() + vocab, row.begin());
-    int32_t top_count = 0;
-    chosen.push_back(choose_token(*kernels, row.data(), vocab, padded, state, allowed ? allowed->data() : nullptr,
-                                  first + uint64_t(i), scratch, nullptr, nullptr, 0, &top_count)
-                         .id);
+    return row.data();
   }
+};
+
+std::vector<int32_t> choose(const std::string& isa, Vector<const float> logits, Vector<const int32_t> prompt,
+                            Vector<const int32_t> output, const SamplingParams& params, uint64_t first, int32_t count,
+                            std::optional<Vector<const uint32_t>> allowed) {
+  expect(!allowed || allowed->shape(0) == (logits.shape(0) + 31) / 32, "choose: the mask has the wrong width");
+  LoneRow lone(isa, prompt, output, params, logits.shape(0));
+  std::vector<int32_t> chosen;
+  FlushToZero flush;
+  for (int32_t i = 0; i < count; i++)
+    chosen.push_back(choose_token(*lone.kernels, lone.fill(logits), lone.vocab, lone.padded, lone.state,
+                                  allowed ? allowed->data() : nullptr, first + uint64_t(i), lone.scratch, lone.lists)
+                         .id);
   return chosen;
 }
 
-int add_sampler(Model& model, bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
-                float repetition_penalty, float frequency_penalty, float presence_penalty, bool frequency_over_output,
-                uint64_t seed, int32_t top_n, std::vector<std::pair<int32_t, float>> logit_bias,
-                std::vector<int32_t> suppressed, int32_t min_new_tokens, Vector<const int32_t> prompt) {
-  return model.add_sampler(
-      sampling_params(do_sample, temperature, top_k, top_p, typical_p, min_p, repetition_penalty, frequency_penalty,
-                      presence_penalty, frequency_over_output, seed, top_n, std::move(logit_bias), std::move(suppressed),
-                      min_new_tokens),
-      prompt.data(), prompt.shape(0));
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> own(size_t size, T* data) {
+  return {data, {size}, nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); })};
+}
+
+nb::ndarray<nb::numpy, double, nb::ndim<1>> distribution(const std::string& isa, Vector<const float> logits,
+                                                         Vector<const int32_t> prompt, Vector<const int32_t> output,
+                                                         const SamplingParams& params) {
+  LoneRow lone(isa, prompt, output, params, logits.shape(0));
+  auto out = own(logits.shape(0), new double[logits.shape(0)]);
+  FlushToZero flush;
+  sampling_distribution(*lone.kernels, lone.fill(logits), lone.vocab, lone.padded, lone.state, lone.scratch, lone.lists,
+                        out.data());
+  return out;
+}
+
+nb::ndarray<nb::numpy, bool, nb::ndim<1>> green_list(int32_t last_id, int32_t vocab, double gamma) {
+  expect(last_id >= 0 && vocab > 0 && gamma > 0.0 && gamma < 1.0, "green_list: last_id >= 0, vocab > 0, 0 < gamma < 1");
+  const GreenMask mask = green_mask(last_id, vocab, gamma);
+  auto out = own(size_t(vocab), new bool[size_t(vocab)]);
+  for (int32_t i = 0; i < vocab; i++) out.data()[i] = mask[size_t(i) / 8] >> i % 8 & 1;
+  return out;
 }
 
 std::vector<std::string> kernel_names() {
@@ -148,6 +158,8 @@ nb::ndarray<nb::numpy, const uint16_t, nb::ndim<1>> kv_block(const Model& model,
 NB_MODULE(_native, m) {
   m.doc() = "Native engine of interlingua: packed weights, KV pool, one call a step.";
   m.attr("KV_BLOCK") = kKvBlock;
+  m.attr("LATE") = kLate;
+  m.attr("UNUSABLE") = kUnusable;
   m.def("kernel_names", kernel_names, "Kernel tiers that run on this machine, slowest first.");
   m.def("philox_uniform", philox_uniform, "seed"_a, "position"_a, "Uniform double in [0, 1) of (seed, position).");
 
@@ -182,20 +194,17 @@ NB_MODULE(_native, m) {
         "Bytes a second that all threads together read.");
 
   nb::class_<SamplingParams>(m, "SamplingParams")
-      .def(
-          "__init__",
-          [](SamplingParams* self, bool do_sample, float temperature, int32_t top_k, float top_p, float typical_p, float min_p,
-             float repetition_penalty, float frequency_penalty, float presence_penalty, bool frequency_over_output,
-             uint64_t seed, std::vector<std::pair<int32_t, float>> logit_bias) {
-            new (self) SamplingParams(sampling_params(do_sample, temperature, top_k, top_p, typical_p, min_p,
-                                                      repetition_penalty, frequency_penalty, presence_penalty,
-                                                      frequency_over_output, seed, 0, std::move(logit_bias), {}, 0));
-          },
-          nb::kw_only(), "do_sample"_a = false, "temperature"_a = 1.0f, "top_k"_a = 0, "top_p"_a = 1.0f, "typical_p"_a = 1.0f,
-          "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f, "frequency_penalty"_a = 0.0f, "presence_penalty"_a = 0.0f,
-          "frequency_over_output"_a = false, "seed"_a = 0, "logit_bias"_a = std::vector<std::pair<int32_t, float>>());
-  m.def("choose", choose, "isa"_a, "logits"_a, "prompt"_a, "params"_a, "first"_a, "count"_a, "allowed"_a.none() = nb::none(),
-        "Tokens chosen for one row of logits at `count` positions from `first` on.");
+      .def("__init__", make_sampling_params, nb::kw_only(), "do_sample"_a = false, "temperature"_a = 1.0f, "top_k"_a = 0,
+           "top_p"_a = 1.0f, "typical_p"_a = 1.0f, "min_p"_a = 0.0f, "repetition_penalty"_a = 1.0f,
+           "frequency_penalty"_a = 0.0f, "presence_penalty"_a = 0.0f, "frequency_over_output"_a = false, "seed"_a = 0,
+           "top_n"_a = 0, "logit_bias"_a = IdValues(), "suppressed"_a = std::vector<int32_t>(), "min_new_tokens"_a = 0,
+           "watermark_gamma"_a = 0.0, "watermark_delta"_a = 0.0f);
+  m.def("choose", choose, "isa"_a, "logits"_a, "prompt"_a, "output"_a, "params"_a, "first"_a, "count"_a,
+        "allowed"_a.none() = nb::none(), "Tokens chosen for one row of logits at `count` positions from `first` on.");
+  m.def("distribution", distribution, "isa"_a, "logits"_a, "prompt"_a, "output"_a, "params"_a,
+        "Probabilities [vocab] that `choose` draws from; 0 where an id was filtered out.");
+  m.def("green_list", green_list, "last_id"_a, "vocab"_a, "gamma"_a,
+        "Which ids [vocab] the watermark favours after `last_id`.");
 
   nb::class_<Model>(m, "Model")
       .def(nb::init<const std::string&, int, ActivationKind, int32_t>(), "isa"_a, "threads"_a, "activations"_a, "max_rows"_a)
@@ -218,14 +227,19 @@ NB_MODULE(_native, m) {
       .def("op_rope_store", &Model::op_rope_store, "qkv"_a, "layer"_a, "heads"_a, "rotary"_a, "cos"_a, "sin"_a)
       .def("op_attention", &Model::op_attention, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "window"_a, "scale"_a)
       .def("op_logits", &Model::op_logits, "source"_a, "norm"_a, "eps"_a, "weight"_a, "vocab"_a)
-      .def("add_sampler", add_sampler, nb::kw_only(), "do_sample"_a, "temperature"_a, "top_k"_a, "top_p"_a, "typical_p"_a,
-           "min_p"_a, "repetition_penalty"_a, "frequency_penalty"_a, "presence_penalty"_a, "frequency_over_output"_a,
-           "seed"_a, "top_n"_a, "logit_bias"_a, "suppressed"_a, "min_new_tokens"_a, "prompt"_a)
+      .def(
+          "add_sampler",
+          [](Model& model, const SamplingParams& params, Vector<const int32_t> prompt) {
+            return model.add_sampler(params, prompt.data(), prompt.shape(0));
+          },
+          "params"_a, "prompt"_a)
+      .def("top_tokens", &Model::top_tokens, "slot"_a,
+           "(id, raw logprob) of the alternatives to the slot's last choice, best first.")
       .def("remove_sampler", &Model::remove_sampler, "slot"_a)
       .def_prop_ro("sampler_count", &Model::sampler_count)
       .def("copy_block", &Model::copy_block, "source"_a, "target"_a)
       .def("step", step, "tokens"_a, "positions"_a, "offsets"_a, "block_tables"_a, "logit_index"_a, "slots"_a, "targets"_a,
-           "ids"_a, "logprobs"_a, "top_counts"_a, "top_ids"_a, "top_logprobs"_a, "logits"_a.none() = nb::none(),
+           "ids"_a, "logprobs"_a, "logits"_a.none() = nb::none(),
            "allowed"_a = std::vector<std::optional<Vector<const uint32_t>>>())
       .def("set_profiling", &Model::set_profiling, "on"_a)
       .def_prop_ro("op_seconds", &Model::op_seconds)

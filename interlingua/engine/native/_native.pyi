@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 KV_BLOCK: int = 32
 
+LATE: int = -1
+
+UNUSABLE: int = -2
+
 def kernel_names() -> list[str]:
     """Kernel tiers that run on this machine, slowest first."""
 
@@ -53,12 +57,20 @@ class Epilogue(enum.Enum):
     SILU_GATE = 2
 
 class SamplingParams:
-    def __init__(self, *, do_sample: bool = False, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, typical_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, frequency_penalty: float = 0.0, presence_penalty: float = 0.0, frequency_over_output: bool = False, seed: int = 0, logit_bias: Sequence[tuple[int, float]] = []) -> None: ...
+    def __init__(self, *, do_sample: bool = False, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, typical_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, frequency_penalty: float = 0.0, presence_penalty: float = 0.0, frequency_over_output: bool = False, seed: int = 0, top_n: int = 0, logit_bias: Sequence[tuple[int, float]] = [], suppressed: Sequence[int] = [], min_new_tokens: int = 0, watermark_gamma: float = 0.0, watermark_delta: float = 0.0) -> None: ...
 
-def choose(isa: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], params: SamplingParams, first: int, count: int, allowed: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> list[int]:
+def choose(isa: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], output: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], params: SamplingParams, first: int, count: int, allowed: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> list[int]:
     """
     Tokens chosen for one row of logits at `count` positions from `first` on.
     """
+
+def distribution(isa: str, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], output: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], params: SamplingParams) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
+    """
+    Probabilities [vocab] that `choose` draws from; 0 where an id was filtered out.
+    """
+
+def green_list(last_id: int, vocab: int, gamma: float) -> Annotated[NDArray[numpy.bool_], dict(shape=(None,))]:
+    """Which ids [vocab] the watermark favours after `last_id`."""
 
 class Model:
     def __init__(self, isa: str, threads: int, activations: ActivationKind, max_rows: int) -> None: ...
@@ -87,7 +99,12 @@ class Model:
 
     def op_logits(self, source: int, norm: int, eps: float, weight: int, vocab: int) -> None: ...
 
-    def add_sampler(self, *, do_sample: bool, temperature: float, top_k: int, top_p: float, typical_p: float, min_p: float, repetition_penalty: float, frequency_penalty: float, presence_penalty: float, frequency_over_output: bool, seed: int, top_n: int, logit_bias: Sequence[tuple[int, float]], suppressed: Sequence[int], min_new_tokens: int, prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+    def add_sampler(self, params: SamplingParams, prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
+
+    def top_tokens(self, slot: int) -> list[tuple[int, float]]:
+        """
+        (id, raw logprob) of the alternatives to the slot's last choice, best first.
+        """
 
     def remove_sampler(self, slot: int) -> None: ...
 
@@ -96,7 +113,7 @@ class Model:
 
     def copy_block(self, source: int, target: int) -> None: ...
 
-    def step(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], targets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], top_counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], top_ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], top_logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None, allowed: Sequence[Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None] = []) -> None: ...
+    def step(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logit_index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], targets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')], logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None, allowed: Sequence[Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None] = []) -> None: ...
 
     def set_profiling(self, on: bool) -> None: ...
 

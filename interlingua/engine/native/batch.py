@@ -14,8 +14,6 @@ from interlingua.engine.native.scheduler import Chunk
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-TOP_CAPACITY = 64  # alternatives per row: top_n_tokens and ties at its last rank
-
 
 @dataclass(slots=True)
 class Batch:
@@ -24,7 +22,8 @@ class Batch:
     rows: tokens, positions int32 [rows]; offsets int32 [sequences + 1]; block_tables int32 [sequences, widest].
     logit rows, chunk by chunk: `scored` prompt tokens, then one choice if `chooses`: logit_index, slots, targets
     int32 [logits]; slot -1 means "score `target`" (a prompt token).
-    results: ids, logprobs, top_counts [logits]; top_ids, top_logprobs [logits, TOP_CAPACITY].
+    results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; UNUSABLE: the row has failed, its
+    logits are not finite.
     """
 
     chunks: Seq[Chunk]
@@ -39,9 +38,6 @@ class Batch:
     targets: I32
     ids: I32
     logprobs: F32
-    top_counts: I32
-    top_ids: I32
-    top_logprobs: F32
 
     def run(self, model: Model, logits: F32 | None = None) -> None:
         """Computes the step. `logits` [logits, vocab], if given, receives the raw values."""
@@ -55,9 +51,6 @@ class Batch:
             self.targets,
             self.ids,
             self.logprobs,
-            self.top_counts,
-            self.top_ids,
-            self.top_logprobs,
             logits,
         )
 
@@ -109,7 +102,4 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
         targets=np.array(targets, np.int32),
         ids=np.empty(wanted, np.int32),
         logprobs=np.empty(wanted, np.float32),
-        top_counts=np.empty(wanted, np.int32),
-        top_ids=np.empty((wanted, TOP_CAPACITY), np.int32),
-        top_logprobs=np.empty((wanted, TOP_CAPACITY), np.float32),
     )

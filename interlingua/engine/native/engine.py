@@ -25,7 +25,8 @@ from interlingua.contract.events import (
     TokenEvent,
 )
 from interlingua.contract.request import Adapter, PreparedRequest
-from interlingua.engine.native._native import KV_BLOCK, Model
+from interlingua.engine.native._native import KV_BLOCK, UNUSABLE, Model
+from interlingua.engine.native._native import SamplingParams as NativeSampling
 from interlingua.engine.native.batch import Batch, build_batch
 from interlingua.engine.native.blocks import BlockPool
 from interlingua.engine.native.load import LoadedModel, load_model
@@ -272,8 +273,8 @@ class NativeEngine:
         return ""
 
     def _add_sampler(self, request: PreparedRequest) -> int:
-        sampling = request.sampling
-        return self._model.add_sampler(
+        sampling, watermark = request.sampling, request.sampling.watermark
+        params = NativeSampling(
             do_sample=sampling.do_sample,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -289,8 +290,10 @@ class NativeEngine:
             logit_bias=list(sampling.logit_bias),
             suppressed=sorted(request.stop_token_ids),
             min_new_tokens=request.min_new_tokens,
-            prompt=np.array(request.prompt_ids, np.int32),
+            watermark_gamma=watermark.gamma if watermark else 0.0,
+            watermark_delta=watermark.delta if watermark else 0.0,
         )
+        return self._model.add_sampler(params, np.array(request.prompt_ids, np.int32))
 
     @property
     def _model(self) -> Model:
@@ -317,23 +320,26 @@ class NativeEngine:
         events: _Delivery = []
         finished: list[Sequence] = []
         ids, logprobs = batch.ids.tolist(), batch.logprobs.tolist()
-        counts = batch.top_counts.tolist()
         row = 0
         for chunk, scored, chooses in zip(batch.chunks, batch.scored, batch.chooses, strict=True):
             sequence = chunk.sequence
+            stream = self._streams[sequence]
+            if UNUSABLE in ids[row : row + scored + chooses]:
+                events.append(
+                    (stream, FailedEvent(GenerationError("the model's logits for this request are not finite")))
+                )
+                finished.append(sequence)
+                row += scored + chooses
+                continue
             sequence.prompt_logprobs += logprobs[row : row + scored]
             row += scored
             if not chooses:
                 continue
-            stream = self._streams[sequence]
             if not sequence.announced:
                 sequence.announced = True
                 prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
                 events.append((stream, StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt)))
-            top: tuple[tuple[int, float], ...] = ()
-            if counts[row]:
-                n = counts[row]
-                top = tuple(zip(batch.top_ids[row, :n].tolist(), batch.top_logprobs[row, :n].tolist(), strict=True))
+            top = tuple(self._model.top_tokens(sequence.slot)) if sequence.request.top_n_tokens else ()
             token = ids[row]
             sequence.ids.append(token)
             self._generated_tokens += 1
