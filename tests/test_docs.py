@@ -95,7 +95,8 @@ def test_curl_examples_answer(command: str, server: str) -> None:
     else:
         answer = json.loads(output)
         answer = answer[0] if isinstance(answer, list) else answer
-        text = answer.get("generated_text", answer.get("text_output"))
+        text = answer["outputs"][0]["data"][0] if "outputs" in answer else None
+        text = answer.get("generated_text", answer.get("text_output", text))
         assert isinstance(text, str) and text.strip()
 
 

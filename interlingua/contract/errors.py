@@ -6,6 +6,7 @@ InterlinguaError
 │   │   └── NotSupportedError       a good value that this server or model cannot honour
 │   ├── PayloadTooLargeError        the body is over the limit
 │   ├── UnauthorizedError           no key, or a wrong one
+│   ├── ForbiddenError              the key, or the address, does not allow this
 │   ├── NotFoundError               no such route or model
 │   ├── MethodNotAllowedError       the route exists, the method does not
 │   ├── OverloadedError             no permit free: refused at once
@@ -68,6 +69,10 @@ class PayloadTooLargeError(RequestError):
 
 class UnauthorizedError(RequestError):
     kind: ClassVar[str] = "unauthorized"
+
+
+class ForbiddenError(RequestError):
+    kind: ClassVar[str] = "forbidden"
 
 
 class NotFoundError(RequestError):

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from interlingua.contract.dialect import DialectSettings
-from interlingua.dialects import _tgi_table, _triton_table, tgi, triton
+from interlingua.dialects import _kserve_table, _tgi_table, _triton_table, tgi, triton
 from interlingua.dialects._errors import Statuses
 from interlingua.dialects._fields import Field
+from interlingua.dialects._kserve_table import TensorField
 from interlingua.dialects._rules import Rule
 
 _INTRODUCTION = """\
@@ -99,6 +100,54 @@ since the one before; the first row holds the prefill. Without `perf_stat` it is
 the stream ends.
 """
 
+_KSERVE = """\
+## KServe v2
+
+POST `/v2/models/{model}/infer`, also with `/versions/1` after the model, each also under `/triton`: inference with
+tensors, as the KServe v2 protocol and Triton's extensions of it have them. Errors and the `id` are those of Triton
+above.
+
+An input has `name`, `datatype`, `shape` and `data`, a list that is flat or nested as the shape says. Or its data lie
+behind the JSON, in the order of the inputs: then its `parameters.binary_data_size` says how many bytes are its own, and
+the header `Inference-Header-Content-Length` how long the JSON is. Numbers are little-endian; an element of BYTES has
+its length before it as four bytes. BYTES must be UTF-8. One request is one prompt: shapes are `[n]` or `[1, n]`.
+Shared memory, classification and compressed bodies are refused.
+
+The fields of Triton's table above may stand in the input `sampling_parameters` (the text of a JSON object), in the
+`parameters` of the input that holds the prompt, or in those of the request; the first named wins. `timeout` is in
+seconds here too, not in Triton's microseconds.
+"""
+
+_KSERVE_ANSWERS = """\
+A single input of UINT32 may have any name; so may the only output that its request names, which then holds the ids.
+
+```json
+{"id": "a123", "model_name": "m", "model_version": "1", "outputs": [
+  {"name": "text_output", "shape": [1], "datatype": "BYTES", "data": [" sea"]}]}
+```
+
+An output is binary when its `parameters.binary_data` is true, or `parameters.binary_data_output` of the request and
+nothing else is said: it then has `parameters.binary_data_size`, the data lie behind the JSON in the order of the
+outputs, and the answer has `Inference-Header-Content-Length`.
+
+Beside inference:
+
+| route | answer |
+|---|---|
+| GET `/v2` | `name`, `version`, `extensions` |
+| GET `/v2/health/live` | 200 as soon as the port is open |
+| GET `/v2/health/ready`, `/v2/models/{model}/ready` | 200 when requests can be served, else 503 with the reason |
+| GET `/v2/models/{model}` | the tensors above |
+| GET `/v2/models/{model}/config` | Triton's ModelConfig, and the vendor's `max_seq_len` and the like |
+| POST `/v2/repository/index` | the served model and its state; `{"ready": true}` leaves it out while it is not ready |
+| POST `/v2/models/{model}/stopInfer` | ends the running request with this `id`; the body comes back |
+| GET `/v2/models/{model}/getSlotCount` | places (`--max-concurrent-requests`), free ones, free tokens of KV |
+
+`stopInfer` takes the `id` that a client gave (Triton, KServe), or that of the `x-request-id` header of any answer. The
+request ends with its next token, or at once if it has none yet, and answers with the text so far and `stop_sequence`.
+Ids need not be unique: of several requests the oldest is ended. 404: no such request runs.
+"""
+
 _MEDIA = """\
 ## Typed parts
 
@@ -137,6 +186,10 @@ def page() -> str:
         _fields(triton_fields, _triton_table.COLUMNS, settings),
         _TRITON_ANSWERS,
         _errors(triton.STATUSES),
+        _KSERVE,
+        _tensors("input", _kserve_table.INPUT_FIELDS),
+        _tensors("output", _kserve_table.OUTPUT_FIELDS),
+        _KSERVE_ANSWERS,
         _MEDIA,
     ]
     return "\n".join(sections)
@@ -156,6 +209,12 @@ def _fields(fields: Iterable[Field], columns: Sequence[str], settings: DialectSe
         lenient = _range(field.rule(columns[0], True), settings) if "lenient" in field.rules else "same"
         rows.append([*row, f"{field.effect} {field.note}".rstrip(), lenient])
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
+
+
+def _tensors(title: str, fields: Iterable[TensorField]) -> str:
+    rows = [f"| {title} | datatype | shape | meaning |", "|---|---|---|---|"]
+    rows += [f"| `{field.name}` | {field.datatype} | {list(field.shape)} | {field.effect} |" for field in fields]
+    return "\n".join(rows) + "\n"
 
 
 def _range(rule: Rule, settings: DialectSettings) -> str:

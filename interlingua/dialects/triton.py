@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,10 +12,10 @@ import orjson
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
 from interlingua.contract.errors import NotFoundError, NotSupportedError, RequestError, ValidationError
 from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, TextStopped, TextToken
-from interlingua.contract.request import GenerationRequest, Priority, SamplingRequest, StopMode
+from interlingua.contract.request import GenerationRequest, Priority, Prompt, SamplingRequest, StopMode
 from interlingua.dialects import _errors, _sse
 from interlingua.dialects._fields import note_unknown, object_field, read_field
-from interlingua.dialects._json import parse_object
+from interlingua.dialects._json import cut, parse_object
 from interlingua.dialects._parts import text_prompt
 from interlingua.dialects._tgi_table import DEFAULT_TOP_K
 from interlingua.dialects._triton_openapi import describe
@@ -34,7 +35,7 @@ STATUSES: _errors.Statuses = {
     "incomplete_generation": (500, "incomplete_generation"),
 }
 
-_VERSION = "1"  # the only one there is
+VERSION = "1"  # the only one there is
 _MAX_NEW_TOKENS = 20
 _NAMES = {name: f"parameters.{name}" for name in PARAMETERS.names}
 _ROOT_FIELDS = (ID.name, TEXT_INPUT.name, "parameters")
@@ -47,7 +48,7 @@ def decode(wire: WireRequest, settings: DialectSettings, *, stream: bool) -> Cal
         NotFoundError: the path names an unknown model or version; found before the body is looked at.
         ValidationError: the body is wrong.
     """
-    model = _check_model(wire, settings)
+    model = check_model(settings.model_name, **wire.path_params)
     document = parse_object(wire.body, settings.max_json_depth)
     client_id = read_field(document, ID, COLUMN, settings)
     parts = read_field(document, TEXT_INPUT, COLUMN, settings)
@@ -65,17 +66,44 @@ def decode(wire: WireRequest, settings: DialectSettings, *, stream: bool) -> Cal
 
     values = at_root | nested
     names = _NAMES | {name: name for name in at_root if name not in nested}
+    prompt = text_prompt(parts, TEXT_INPUT.name)
+    request = make_request(wire.request_id, client_id, model, prompt, values, names)
+    encoder = TritonEncoder(
+        id=wire.request_id if client_id is None else client_id,
+        model=model,
+        prefix=prompt.text if request.return_full_text else "",
+        details=request.details,
+        perf_stat=request.details and values.get("perf_stat", False),
+    )
+    return Call(request, stream, encoder)
+
+
+def make_request(
+    request_id: str,
+    client_id: str | None,
+    model: str,
+    prompt: Prompt,
+    values: Mapping[str, Any],
+    names: dict[str, str],
+) -> GenerationRequest:
+    """The request of checked parameters.
+
+    Args:
+        values: by their names in `PARAMETERS`.
+        names: the wire name of each parameter that errors may name; that of `max_new_tokens` is set to
+            the one that counts.
+
+    Raises:
+        ValidationError: parameters that are good alone do not go together.
+    """
     if values.get("watermark"):
         raise NotSupportedError(names["watermark"], "true is not supported yet")
     max_new_tokens = values.get("max_new_tokens")
     if max_new_tokens is None and "max_tokens" in values:
         max_new_tokens = values["max_tokens"]
         names["max_new_tokens"] = names["max_tokens"]
-    full_text = not values.get("exclude_input_in_output", True)
-    details: bool = values.get("details", False)
-    prompt = text_prompt(parts, TEXT_INPUT.name)
-    request = GenerationRequest(
-        request_id=wire.request_id,
+    return GenerationRequest(
+        request_id=request_id,
         prompt=prompt,
         client_id=client_id,
         max_new_tokens=_MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
@@ -83,34 +111,25 @@ def decode(wire: WireRequest, settings: DialectSettings, *, stream: bool) -> Cal
         stop=values.get("stop", ()) + values.get("stop_words", ()),
         stop_mode=StopMode.CUT,
         ignore_eos=values.get("ignore_eos", False),
-        return_full_text=full_text,
-        details=details,
+        return_full_text=not values.get("exclude_input_in_output", True),
+        details=values.get("details", False),
         priority=values.get("priority", Priority.LOWEST),
         timeout=values.get("timeout"),
         model=model,
         field_names=tuple(names.items()),
     )
-    encoder = TritonEncoder(
-        id=wire.request_id if client_id is None else client_id,
-        model=model,
-        prefix=prompt.text if full_text else "",
-        details=details,
-        perf_stat=details and values.get("perf_stat", False),
-    )
-    return Call(request, stream, encoder)
 
 
-def _check_model(wire: WireRequest, settings: DialectSettings) -> str:
-    model = wire.path_params["model"]
-    if model != settings.model_name:
-        raise NotFoundError(f'model "{model}" is not served here; "{settings.model_name}" is')
-    version = wire.path_params.get("version", _VERSION)
-    if version != _VERSION:
-        raise NotFoundError(f'model "{model}" has no version "{version}"; it has version {_VERSION}')
+def check_model(served: str, model: str, version: str = VERSION) -> str:
+    """The name of the served model, if a client's words mean it. Raises NotFoundError."""
+    if model != served:
+        raise NotFoundError(f'model "{cut(model)}" is not served here; "{served}" is')
+    if version != VERSION:
+        raise NotFoundError(f'model "{model}" has no version "{cut(version)}"; it has version {VERSION}')
     return model
 
 
-def _sampling(values: dict[str, Any]) -> SamplingRequest:
+def _sampling(values: Mapping[str, Any]) -> SamplingRequest:
     do_sample: bool | None = values.get("do_sample")
     if do_sample is None:
         do_sample = not values.keys().isdisjoint(("temperature", "top_k", "top_p", "typical_p"))

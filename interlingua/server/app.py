@@ -22,6 +22,7 @@ from interlingua.contract.errors import (
     UnavailableError,
 )
 from interlingua.server.exchange import Exchange, Presence
+from interlingua.server.kserve import KServe
 from interlingua.server.middleware import ClientLeftError, check_key, read_body
 from interlingua.server.responses import RenderError, answer_stream, answer_whole
 from interlingua.server.routes import Endpoint, Handler, RouteTable, paths_of
@@ -58,8 +59,9 @@ class App:
                 for path in paths_of(dialect, route.path):
                     self._table.add(route.method, path, endpoint)
         system = System(service, settings, wire, self._dialects)
-        for method, path, handler in system.routes():
-            self._table.add(method, path, Endpoint(handler, self._shape_of(path)))
+        self.system_routes = (*system.routes(), *KServe(service, settings, wire).routes())
+        for own in self.system_routes:
+            self._table.add(own.method, own.path, Endpoint(own.handler, self._shape_of(own.path)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

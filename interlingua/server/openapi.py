@@ -10,6 +10,7 @@ from typing import Any
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings
 from interlingua.dialects._tgi_table import INPUTS, MINDIE
+from interlingua.server import openapi_kserve
 
 _KEY = "key"
 _JSON_ERROR = {
@@ -37,7 +38,7 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
                     {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
                 ]
             paths.setdefault(route.path, {})[route.method.lower()] = operation
-    for path, methods in {**_SYSTEM, "/tokenize": {"post": _tokenize(wire)}}.items():
+    for path, methods in {**_SYSTEM, **openapi_kserve.paths(wire), "/tokenize": {"post": _tokenize(wire)}}.items():
         paths.setdefault(path, {}).update(methods)
     if key:
         for path, methods in paths.items():
@@ -115,19 +116,6 @@ _INFO = _object(
 _SYSTEM: dict[str, dict[str, Any]] = {
     "/health": _HEALTH,
     "/ping": _HEALTH,
-    "/v2/health/live": {"get": _operation("200 as soon as the port is open", {"200": {"description": ""}})},
-    "/v2/health/ready": _HEALTH,
-    "/v2/models/{model}/ready": {
-        "get": _operation(
-            "200 when requests for this model can be served",
-            {
-                "200": {"description": "nothing in the body"},
-                "404": _json("another model", _JSON_ERROR),
-                **_UNAVAILABLE,
-            },
-            parameters=[{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
-        )
-    },
     "/": _HEALTH,
     "/info": {"get": _operation("the model and its limits", {"200": _json("", _INFO), **_UNAVAILABLE})},
     "/metrics": {

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
 
 from interlingua.contract.dialect import Dialect, Reply
@@ -18,6 +19,25 @@ from interlingua.server.exchange import Exchange
 
 Handler = Callable[[Exchange], Awaitable[None]]
 RenderError = Callable[[RequestError], Reply]
+
+
+class Plane(Enum):
+    """Who a route is for. Each plane can have an address of its own; without one it shares the data address."""
+
+    DATA = "data"  # clients
+    MANAGEMENT = "management"  # those who run the server
+    METRICS = "metrics"
+    SHARED = "shared"  # clients and those who run the server: health and information
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRoute:
+    """A route of the server itself."""
+
+    method: str
+    path: str
+    handler: Handler
+    plane: Plane = Plane.DATA
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import orjson
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings, Reply
 from interlingua.contract.errors import (
-    NotFoundError,
     NotSupportedError,
     RequestError,
     UnavailableError,
@@ -22,8 +21,9 @@ from interlingua.dialects._json import parse_object
 from interlingua.dialects._tgi_table import INPUTS, MINDIE
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
+from interlingua.server.kserve import health_reply
 from interlingua.server.middleware import check_key, read_body
-from interlingua.server.routes import Handler
+from interlingua.server.routes import Plane, SystemRoute
 from interlingua.server.settings import ServerSettings
 from interlingua.service.metrics import CONTENT_TYPE
 from interlingua.service.service import ServedModel, Service
@@ -56,37 +56,19 @@ class System:
         self._wire = wire
         self._dialects = dialects
 
-    def routes(self) -> Iterator[tuple[str, str, Handler]]:
-        """(method, path, handler). GET `/` and `/ping` are TGI's other names for its health."""
+    def routes(self) -> Iterator[SystemRoute]:
+        """GET `/` and `/ping` are TGI's other names for its health."""
         for path in ("/health", "/ping", "/"):
-            yield "GET", path, self.health
-        yield "GET", "/v2/health/live", self.live
-        yield "GET", "/v2/health/ready", self.health
-        yield "GET", "/v2/models/{model}/ready", self.model_ready
-        yield "GET", "/info", self.info
-        yield "GET", "/metrics", self.metrics
-        yield "POST", "/tokenize", self.tokenize
-        yield "GET", "/openapi.json", self.openapi
-        yield "GET", "/docs", self.docs
+            yield SystemRoute("GET", path, self.health, Plane.SHARED)
+        yield SystemRoute("GET", "/info", self.info, Plane.SHARED)
+        yield SystemRoute("GET", "/metrics", self.metrics, Plane.METRICS)
+        yield SystemRoute("POST", "/tokenize", self.tokenize)
+        yield SystemRoute("GET", "/openapi.json", self.openapi)
+        yield SystemRoute("GET", "/docs", self.docs)
 
     async def health(self, exchange: Exchange) -> None:
         """200 and nothing, or 503 with the reason."""
-        problem = self._service.ill_health()
-        if problem is None:
-            await exchange.reply(Reply(200, b""))
-            return
-        await exchange.reply(Reply(503, orjson.dumps({"error": problem, "error_type": "healthcheck"})))
-
-    async def live(self, exchange: Exchange) -> None:
-        """KServe: 200 as soon as the port is open."""
-        await exchange.reply(Reply(200, b""))
-
-    async def model_ready(self, exchange: Exchange) -> None:
-        """KServe: as `health`, and 404 for a model that is not served."""
-        model, name = self._service.model, exchange.path_params["model"]
-        if model is not None and name != model.name:
-            raise NotFoundError(f"there is no model {name!r} here, only {model.name!r}")
-        await self.health(exchange)
+        await exchange.reply(health_reply(self._service))
 
     async def info(self, exchange: Exchange) -> None:
         """The keys of TGI 3 and 0.9 and of the vendor's server together."""

@@ -427,3 +427,15 @@ async def test_the_engines_death_ends_the_server_with_an_exit_code():
     assert ["token" in event for event in answer.events] == [True, True, True, False]
     assert await asyncio.wait_for(serving, 20) == DIED
     await home.emptied()
+
+
+async def test_every_route_of_the_server_is_described(start: Start):
+    site = await start()
+    paths = (await site.ask("GET", "/openapi.json")).json["paths"]
+    app = build_app(site.home.service, discover())
+    served = {(route.method.lower(), route.path) for route in app.system_routes}
+    undescribed = {("get", "/openapi.json"), ("get", "/docs")}
+    own = {entry for entry in served if not entry[1].startswith("/triton")}
+    assert own - undescribed == {
+        (method, path) for path, methods in paths.items() for method in methods if methods[method]["tags"] == ["system"]
+    }
