@@ -521,6 +521,12 @@ void Model::run_attention(const Op& op, const StepInput& input) {
   });
 }
 
+namespace {
+bool is_draft(const StepInput& input, int32_t at) {
+  return at > 0 && input.slots[at] >= 0 && input.slots[at - 1] == input.slots[at];
+}
+}  // namespace
+
 void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& output) {
   const PackedWeight& weight = weights_[size_t(op.c)];
   const FloatBuffer& in = buffers_[size_t(op.a)];
@@ -534,9 +540,9 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
       std::memcpy(rows.row(i), in.row(input.logit_index[first + i]), size_t(rows.width) * sizeof(float));
     run_prepare(rows.row(0), rows.width, count, op.b, op.f, activations);
     run_linear(activations, weight, count, logits, padded, Epilogue::kStore, nullptr);
-    pool_.run(count, [&](int32_t i, int thread) {
-      float* row = logits + int64_t(i) * padded;
-      const int32_t at = first + i, slot = input.slots[at];
+    const auto choose = [&](int32_t at, int thread) {
+      float* row = logits + int64_t(at - first) * padded;
+      const int32_t slot = input.slots[at];
       for (int32_t j = vocab; j < padded; j++) row[j] = -1e30f;
       if (output.logits) std::memcpy(output.logits + int64_t(at) * vocab, row, size_t(vocab) * sizeof(float));
       if (slot < 0) {
@@ -550,6 +556,10 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
         output.ids[at] = kLate;
         return;
       }
+      if (is_draft(input, at) && output.ids[at - 1] != input.targets[at - 1]) {
+        output.ids[at] = kDropped;
+        return;
+      }
       SamplerState& state = *samplers_.at(slot);
       const uint64_t position = uint64_t(input.positions[input.logit_index[at]]) + 1;  // of the new token
       const Choice choice = choose_token(*kernels_, row, vocab, padded, state, allowed, position, sampling_[size_t(thread)],
@@ -557,6 +567,14 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
       output.ids[at] = choice.id;
       output.logprobs[at] = choice.logprob;
       if (choice.id >= 0) state.append(choice.id);
+    };
+    // A sequence's token and the drafts behind it are chosen for in order, by one thread: each builds on the one before.
+    logit_groups_.clear();
+    for (int32_t at = first; at < first + count; at++)
+      if (at == first || !is_draft(input, at)) logit_groups_.push_back(at);
+    logit_groups_.push_back(first + count);
+    pool_.run(int32_t(logit_groups_.size()) - 1, [&](int32_t i, int thread) {
+      for (int32_t at = logit_groups_[size_t(i)]; at < logit_groups_[size_t(i) + 1]; at++) choose(at, thread);
     });
   }
 }

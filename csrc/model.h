@@ -52,14 +52,16 @@ struct StepInput {
   const int32_t* block_tables = nullptr;  // [sequences][max_blocks]
   const int32_t* logit_index = nullptr;   // [logit_rows] row of the batch
   const int32_t* slots = nullptr;         // [logit_rows] sampler slot, or -1 to score `targets`
-  const int32_t* targets = nullptr;       // [logit_rows] id to score where slot is -1
+  // [logit_rows] Where slot is -1: the id to score. Elsewhere: the draft that the next row stands on, if that has the
+  // same slot; if it is not chosen, the rows behind get kDropped.
+  const int32_t* targets = nullptr;
   // [logit_rows] or null: null, or which ids the row may choose (see choose_token), followed by a word that is 1 once the
   // bits are there. Another thread may still write them during the step; a row whose bits are late chooses nothing.
   const uint32_t* const* allowed = nullptr;
 };
 
 struct StepOutput {
-  int32_t* ids = nullptr;     // [logit_rows]; or kLate, kUnusable
+  int32_t* ids = nullptr;     // [logit_rows]; or kLate, kDropped, kUnusable
   float* logprobs = nullptr;  // [logit_rows]
   float* logits = nullptr;    // [logit_rows][vocab] or null: raw logits, for tests and measurements
 };
@@ -164,6 +166,7 @@ class Model {
   int32_t layers_ = 0, blocks_ = 0, kv_heads_ = 0, head_dim_ = 0;
   Buffer kv_;
   std::vector<AttentionTask> tasks_;
+  std::vector<int32_t> logit_groups_;
   int32_t heads_per_kv_ = 0;  // the same in all layers
   std::map<int, std::unique_ptr<SamplerState>> samplers_;
   int next_slot_ = 0;

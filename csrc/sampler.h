@@ -53,6 +53,7 @@ class SamplerState {
 };
 
 constexpr int32_t kLate = -1;      // nothing was chosen: the mask was not there yet
+constexpr int32_t kDropped = -3;   // nothing was chosen: the draft that the row stands on was not chosen
 constexpr int32_t kUnusable = -2;  // nothing can be chosen: a logit is not finite, or of 1e30 and more
 
 struct Choice {

@@ -159,6 +159,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Native engine of interlingua: packed weights, KV pool, one call a step.";
   m.attr("KV_BLOCK") = kKvBlock;
   m.attr("LATE") = kLate;
+  m.attr("DROPPED") = kDropped;
   m.attr("UNUSABLE") = kUnusable;
   m.def("kernel_names", kernel_names, "Kernel tiers that run on this machine, slowest first.");
   m.def("philox_uniform", philox_uniform, "seed"_a, "position"_a, "Uniform double in [0, 1) of (seed, position).");

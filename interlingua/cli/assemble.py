@@ -136,6 +136,7 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: Weig
             max_batch_tokens=options.max_batch_tokens,
             max_batch_size=options.max_batch_size,
             prefix_cache=options.prefix_cache,
+            speculate=options.speculate,
             max_seq_len=options.max_seq_len,
             isa=options.isa,
         ),

@@ -184,6 +184,14 @@ class Options:
         "float32 quality)",
         commands=_RUN,
     )
+    speculate: int = _option(
+        Integer(0, 64),
+        6,
+        Group.ENGINE,
+        "tokens guessed ahead of a running answer at most, by prompt lookup, and checked in one step; answers are the "
+        "same with and without; 0 = none",
+        commands=_RUN,
+    )
     quantize: str = _option(
         Choice("auto", "none", "int8", "int4"),
         "auto",

@@ -38,6 +38,8 @@ class EngineStats:
     prefix_hit_tokens_total: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
+    drafted_tokens_total: int = 0  # guessed by speculation
+    accepted_tokens_total: int = 0  # of those, the ones that plain decoding would have chosen too
     steps_total: int = 0
     last_progress: float = 0.0  # `time.monotonic()` of the last finished step; 0.0 = none yet
 

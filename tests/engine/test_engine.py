@@ -154,6 +154,7 @@ def test_random_company(tiny: ModelFiles, solo: dict[PreparedRequest, list[objec
         "max_batch_size": data.draw(st.sampled_from([1, 3, 64])),
         "prefix_cache": data.draw(st.booleans()),
         "threads": data.draw(st.sampled_from([1, 2])),
+        "speculate": data.draw(st.sampled_from([0, 1, 6])),
     }
 
     async def client(
@@ -177,7 +178,7 @@ def test_random_company(tiny: ModelFiles, solo: dict[PreparedRequest, list[objec
 
 async def test_preemption_happens_and_is_invisible(tiny: ModelFiles) -> None:
     """Sixteen requests that each need a good part of the pool: all finish as alone, some were preempted."""
-    requests = [make_request(100 + i, 40, 60, sample=True) for i in range(16)]
+    requests = [make_request(100 + i, 10, 120, sample=True, stops=False) for i in range(16)]
     async with Running(tiny, prefix_cache=False) as engine:
         alone = [essence(await collect(engine, r)) for r in requests]
     async with Running(tiny, kv_memory=8 * BLOCK_BYTES) as engine:
@@ -185,6 +186,39 @@ async def test_preemption_happens_and_is_invisible(tiny: ModelFiles) -> None:
         assert engine.stats().preemptions_total > 0
         await idle(engine)
     assert [essence(events) for events in together] == alone
+
+
+async def test_drafts_are_invisible(tiny: ModelFiles) -> None:
+    """Answers that repeat themselves, of every kind of sampling: fewer steps and the same events but for their times."""
+    repeating = SamplingParams(repetition_penalty=0.5)
+    requests = [
+        replace(make_request(40 + i, 12, 60, stops=i % 2 == 0), sampling=sampling, min_new_tokens=20 * (i % 2))
+        for i, sampling in enumerate(
+            [
+                repeating,
+                SamplingParams(repetition_penalty=0.6, frequency_penalty=0.2),
+                SamplingParams(do_sample=True, temperature=0.4, repetition_penalty=0.5, seed=3),
+                SamplingParams(do_sample=True, temperature=0.8, top_p=0.9, presence_penalty=-1.0, seed=4),
+                SamplingParams(do_sample=True, temperature=1.0, seed=5),
+            ]
+        )
+    ]
+    requests.append(replace(requests[0], prompt_logprobs=True, top_n_tokens=4))
+    async with Running(tiny, speculate=0) as engine:
+        plain = [essence(await collect(engine, r)) for r in requests]
+        plain_steps = engine.stats().steps_total
+    for company in (False, True):
+        async with Running(tiny, speculate=6, kv_memory=12 * BLOCK_BYTES) as engine:
+            if company:
+                drafted = await asyncio.wait_for(asyncio.gather(*(collect(engine, r) for r in requests)), 60)
+            else:
+                drafted = [await collect(engine, r) for r in requests]
+            stats = engine.stats()
+            await idle(engine)
+        assert [essence(events) for events in drafted] == plain
+        assert 0 < stats.accepted_tokens_total <= stats.drafted_tokens_total
+        assert stats.generated_tokens_total == sum(len(events) - 2 for events in plain)
+        assert company or stats.steps_total == plain_steps - stats.accepted_tokens_total
 
 
 async def test_warm_cache_is_invisible(tiny: ModelFiles) -> None:

@@ -78,7 +78,7 @@ def test_steps(
         assert all(1 <= chunk.count <= chunk.sequence.pending for chunk in chunks)
         assert sum(chunk.count for chunk in chunks) <= budget and len(chunks) <= size
         done = [chunk.sequence for chunk in chunks if chunk.completes]
-        scheduler.finish(chunks)
+        scheduler.finish((chunk, chunk.count) for chunk in chunks)
         for sequence in done:
             sequence.ids.append(3 + sequence.generated % 3)
             if sequence.generated >= sequence.request.max_new_tokens:
@@ -111,7 +111,7 @@ def test_who_is_admitted_stays() -> None:
     for _ in range(60):
         chunks = scheduler.schedule()
         order += [chunk.sequence.number for chunk in chunks if chunk.sequence.number not in order]
-        scheduler.finish(chunks)
+        scheduler.finish((chunk, chunk.count) for chunk in chunks)
         for chunk in chunks:
             if chunk.sequence.pending == 0:
                 chunk.sequence.ids.append(1)
@@ -158,7 +158,7 @@ def test_random_histories() -> None:
             names = [chunk.sequence.number for chunk in chunks]
             assert len(set(names)) == len(names), f"seed {seed}: a sequence is in the batch twice"
             done = [chunk.sequence for chunk in chunks if chunk.completes]
-            scheduler.finish(chunks)
+            scheduler.finish((chunk, chunk.count) for chunk in chunks)
             for sequence in done:
                 sequence.ids.append(7)
             for sequence in [*scheduler.running, *scheduler.waiting]:
@@ -187,7 +187,7 @@ def _step(scheduler: Scheduler) -> dict[int, int]:
     """Rows per sequence of one step, whose choices are then appended."""
     chunks = scheduler.schedule()
     done = [chunk.sequence for chunk in chunks if chunk.completes]
-    scheduler.finish(chunks)
+    scheduler.finish((chunk, chunk.count) for chunk in chunks)
     for sequence in done:
         sequence.ids.append(1)
     return {chunk.sequence.number: chunk.count for chunk in chunks}

@@ -14,6 +14,8 @@ KV_BLOCK: int = 32
 
 LATE: int = -1
 
+DROPPED: int = -3
+
 UNUSABLE: int = -2
 
 def kernel_names() -> list[str]:
@@ -55,6 +57,18 @@ class Epilogue(enum.Enum):
     ADD = 1
 
     SILU_GATE = 2
+
+def time_linear(isa: str, threads: int, kind: WeightKind, activations: ActivationKind, n: int, k: int, rows: int, repeat: int) -> float:
+    """Least seconds of one linear layer, for bench/kernels.py."""
+
+def time_prepare(isa: str, threads: int, activations: ActivationKind, k: int, rows: int, repeat: int) -> float:
+    """Least seconds of one norm and rounding, for bench/kernels.py."""
+
+def time_attention(isa: str, threads: int, sequences: int, context: int, rows: int, kv_heads: int, heads_per_kv: int, head_dim: int, repeat: int) -> float:
+    """Least seconds of one layer's attention, for bench/kernels.py."""
+
+def read_bandwidth(threads: int, bytes: int, repeat: int) -> float:
+    """Bytes a second that all threads together read."""
 
 class SamplingParams:
     def __init__(self, *, do_sample: bool = False, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, typical_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, frequency_penalty: float = 0.0, presence_penalty: float = 0.0, frequency_over_output: bool = False, seed: int = 0, top_n: int = 0, logit_bias: Sequence[tuple[int, float]] = [], suppressed: Sequence[int] = [], min_new_tokens: int = 0, watermark_gamma: float = 0.0, watermark_delta: float = 0.0) -> None: ...

@@ -20,15 +20,15 @@ class Batch:
     """Rows of a step, grouped by sequence in the order of `chunks`, and the room for its results.
 
     rows: tokens, positions int32 [rows]; offsets int32 [sequences + 1]; block_tables int32 [sequences, widest].
-    logit rows, chunk by chunk: `scored` prompt tokens, then one choice if `chooses`: logit_index, slots, targets
-    int32 [logits]; slot -1 means "score `target`" (a prompt token).
-    results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; UNUSABLE: the row has failed, its
-    logits are not finite.
+    logit rows, chunk by chunk: `scored` prompt tokens, then `choices` rows, the first for the next token and one more
+    behind each draft: logit_index, slots, targets int32 [logits]; slot -1 means "score `target`" (a prompt token).
+    results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; DROPPED: nothing was chosen, the draft
+    before it was not; UNUSABLE: the row has failed, its logits are not finite.
     """
 
     chunks: Seq[Chunk]
     scored: list[int]
-    chooses: list[bool]
+    choices: list[int]
     tokens: I32
     positions: I32
     offsets: I32
@@ -64,7 +64,7 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
     slots: list[int] = []
     targets: list[int] = []
     scored: list[int] = []
-    chooses: list[bool] = []
+    choices: list[int] = []
     widest = max(len(chunk.sequence.blocks) for chunk in chunks)
     tables = np.zeros((len(chunks), widest), np.int32)
     for number, chunk in enumerate(chunks):
@@ -72,7 +72,8 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
         end = first + chunk.count
         row = len(tokens)
         tokens += sequence.ids[first:end]
-        positions += range(first, end)
+        tokens += chunk.drafts
+        positions += range(first, first + chunk.rows)
         offsets.append(len(tokens))
         tables[number, : len(sequence.blocks)] = sequence.blocks
         before = len(logit_index)
@@ -83,16 +84,16 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
                 slots.append(-1)
                 targets.append(sequence.ids[position + 1])
         scored.append(len(logit_index) - before)
-        chooses.append(chunk.completes)
+        choices.append(1 + len(chunk.drafts) if chunk.completes else 0)
         if chunk.completes:
-            logit_index.append(len(tokens) - 1)
-            slots.append(sequence.slot)
-            targets.append(0)
+            logit_index += range(row + chunk.count - 1, len(tokens))
+            slots += [sequence.slot] * choices[-1]
+            targets += [*chunk.drafts, -1]
     wanted = len(logit_index)
     return Batch(
         chunks=chunks,
         scored=scored,
-        chooses=chooses,
+        choices=choices,
         tokens=np.array(tokens, np.int32),
         positions=np.array(positions, np.int32),
         offsets=np.array(offsets, np.int32),

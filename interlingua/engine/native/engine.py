@@ -29,8 +29,9 @@ from interlingua.engine.native._native import KV_BLOCK, UNUSABLE, Model
 from interlingua.engine.native._native import SamplingParams as NativeSampling
 from interlingua.engine.native.batch import Batch, build_batch
 from interlingua.engine.native.blocks import BlockPool
+from interlingua.engine.native.drafts import Drafter
 from interlingua.engine.native.load import LoadedModel, load_model
-from interlingua.engine.native.scheduler import Scheduler
+from interlingua.engine.native.scheduler import Chunk, Scheduler
 from interlingua.engine.native.sequence import Sequence
 from interlingua.engine.native.weights import Quantize
 from interlingua.hub.files import ModelFiles
@@ -53,6 +54,7 @@ class NativeOptions:
     max_batch_tokens: int = 512
     max_batch_size: int = 256
     prefix_cache: bool = True
+    speculate: int = 6  # drafted tokens a step at most, by prompt lookup; 0 = none
     max_seq_len: int | None = None
     isa: str | None = None  # None = INTERLINGUA_ISA, else the best tier of this machine
 
@@ -107,6 +109,8 @@ class NativeEngine:
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._drafted_tokens = 0
+        self._accepted_tokens = 0
         self._last_progress = 0.0
 
     # --- event loop ---
@@ -189,6 +193,8 @@ class NativeEngine:
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens,
             prompt_tokens_total=self._prompt_tokens,
             generated_tokens_total=self._generated_tokens,
+            drafted_tokens_total=self._drafted_tokens,
+            accepted_tokens_total=self._accepted_tokens,
             steps_total=self._steps,
             last_progress=self._last_progress,
         )
@@ -255,6 +261,9 @@ class NativeEngine:
         sequence = Sequence(request, self._arrivals, time.monotonic(), slot, list(request.prompt_ids))
         if request.prompt_logprobs:
             sequence.prompt_logprobs.append(None)
+        # The sampler keeps the alternatives of one token at a time.
+        if self._options.speculate and not request.top_n_tokens:
+            sequence.drafter = Drafter(self._options.speculate)
         self._arrivals += 1
         self._prompt_tokens += sequence.prompt_length
         stream.sequence = sequence
@@ -307,49 +316,66 @@ class NativeEngine:
         batch = build_batch(chunks)
         batch.run(self._model)
         now = time.monotonic()
-        scheduler.finish(list(batch.chunks))
-        events, finished = self._collect(batch, now)
+        events, computed, finished = self._collect(batch, now)
+        scheduler.finish(computed)
         self._steps += 1
         self._last_progress = now
         self._hand_over(events)  # before anything that could fail
         for sequence in finished:
             self._drop(scheduler, sequence)
 
-    def _collect(self, batch: Batch, now: float) -> tuple[_Delivery, list[Sequence]]:
-        """Turns the results of a step into events; also returns the sequences that finished."""
+    def _collect(self, batch: Batch, now: float) -> tuple[_Delivery, list[tuple[Chunk, int]], list[Sequence]]:
+        """Turns the results of a step into events.
+
+        Also returns of each chunk how many of its tokens stand, and the sequences that finished.
+        """
         events: _Delivery = []
+        computed: list[tuple[Chunk, int]] = []
         finished: list[Sequence] = []
         ids, logprobs = batch.ids.tolist(), batch.logprobs.tolist()
         row = 0
-        for chunk, scored, chooses in zip(batch.chunks, batch.scored, batch.chooses, strict=True):
+        for chunk, scored, choices in zip(batch.chunks, batch.scored, batch.choices, strict=True):
             sequence = chunk.sequence
             stream = self._streams[sequence]
-            if UNUSABLE in ids[row : row + scored + chooses]:
+            if UNUSABLE in ids[row : row + scored + choices]:
                 events.append(
                     (stream, FailedEvent(GenerationError("the model's logits for this request are not finite")))
                 )
                 finished.append(sequence)
-                row += scored + chooses
+                computed.append((chunk, 0))
+                row += scored + choices
                 continue
             sequence.prompt_logprobs += logprobs[row : row + scored]
             row += scored
-            if not chooses:
+            if not choices:
+                computed.append((chunk, chunk.count))
                 continue
             if not sequence.announced:
                 sequence.announced = True
                 prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
                 events.append((stream, StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt)))
-            top = tuple(self._model.top_tokens(sequence.slot)) if sequence.request.top_n_tokens else ()
-            token = ids[row]
-            sequence.ids.append(token)
-            self._generated_tokens += 1
-            reason = _finish_reason(sequence, token)
-            events.append((stream, TokenEvent(token, logprobs[row], now, top, reason)))
-            if reason is not None:
-                events.append((stream, FinishedEvent(reason, sequence.generated)))
-                finished.append(sequence)
-            row += 1
-        return events, finished
+            before = len(sequence.ids)
+            for at in range(row, row + choices):
+                token = ids[at]
+                if token < 0:
+                    break
+                top = tuple(self._model.top_tokens(sequence.slot)) if sequence.request.top_n_tokens else ()
+                sequence.ids.append(token)
+                reason = _finish_reason(sequence, token)
+                events.append((stream, TokenEvent(token, logprobs[at], now, top, reason)))
+                if reason is not None:
+                    events.append((stream, FinishedEvent(reason, sequence.generated)))
+                    finished.append(sequence)
+                    break
+            row += choices
+            accepted = len(sequence.ids) - before - 1
+            self._generated_tokens += accepted + 1
+            if chunk.drafts and sequence.drafter is not None:
+                sequence.drafter.learn(len(chunk.drafts), accepted)
+                self._drafted_tokens += len(chunk.drafts)
+                self._accepted_tokens += accepted
+            computed.append((chunk, chunk.count + accepted))
+        return events, computed, finished
 
     def _drop(self, scheduler: Scheduler, sequence: Sequence) -> None:
         """The one exit: blocks, sampler state and place in the queue are free afterwards."""

@@ -11,7 +11,7 @@ first in line is never preempted for another, so something always moves on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from interlingua.engine.native.blocks import BlockPool, block_keys
@@ -22,16 +22,23 @@ AGING_SECONDS = 10.0
 # The cost of a step in rows: each row is one, and what a step of any size takes is worth this many.
 _STEP_ROWS = 8
 _TILE_ROWS = 16  # rows are computed in tiles of so many
+# Up to so many rows a step takes little longer than with one: reading the weights is what takes the time.
+_FREE_ROWS = 8
 # At this context the attention of a row costs as much as the rest of it.
 _EVEN_CONTEXT = 1536
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`count` tokens of a sequence, from its `computed` on, in this step."""
+    """`count` tokens of a sequence, from its `computed` on, in this step, and guesses of what follows them."""
 
     sequence: Sequence
     count: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return self.count + len(self.drafts)
 
     @property
     def completes(self) -> bool:
@@ -111,19 +118,38 @@ class Scheduler:
             chunks.append(Chunk(sequence, count))
             budget -= count
         # A later sequence may have been preempted to make room for an earlier one.
-        return [chunk for chunk in chunks if chunk.sequence in self.running]
+        chunks = [chunk for chunk in chunks if chunk.sequence in self.running]
+        return self._guess(chunks) if sum(chunk.count for chunk in chunks) < _FREE_ROWS else chunks
 
-    def finish(self, chunks: list[Chunk]) -> None:
-        """Marks the chunks of a step as computed and publishes blocks that became whole."""
-        for chunk in chunks:
+    def finish(self, chunks: Iterable[tuple[Chunk, int]]) -> None:
+        """Marks of each chunk so many tokens as stand now as computed, and publishes blocks that became whole.
+
+        What was chosen must be known already (`Sequence.ids`): the keys of blocks are made of it.
+        """
+        for chunk, computed in chunks:
             sequence = chunk.sequence
-            sequence.computed += chunk.count
+            sequence.computed += computed
             whole = sequence.computed // self._block_size
             if self._caching and whole > sequence.published:
                 self._know_keys(sequence, whole)
                 for index in range(sequence.published, whole):
                     self.pool.publish(sequence.blocks[index], sequence.keys[index])
                 sequence.published = whole
+
+    def _guess(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Adds drafts to sequences that decode, evenly, as far as rows and memory are free."""
+        left = _FREE_ROWS - sum(chunk.count for chunk in chunks)
+        out: list[Chunk] = []
+        for number, chunk in enumerate(chunks):
+            sequence = chunk.sequence
+            room = min(-(-left // (len(chunks) - number)), sequence.left - 1)
+            if sequence.drafter is not None and chunk.count == 1 and chunk.completes and room > 0:
+                drafts = tuple(sequence.drafter.propose(sequence.ids, room))
+                if drafts and self._grow(sequence, len(sequence.ids) + len(drafts)):
+                    chunk = Chunk(sequence, 1, drafts)
+                    left -= len(drafts)
+            out.append(chunk)
+        return out
 
     def check_integrity(self) -> None:
         self.pool.check_integrity([s.blocks for s in self.running] + [s.blocks for s in self.waiting])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from interlingua.contract.request import PreparedRequest
+from interlingua.engine.native.drafts import Drafter
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,7 @@ class Sequence:
     cached_tokens: int = 0
     started_at: float = 0.0  # first time in a batch
     announced: bool = False  # StartedEvent sent
+    drafter: Drafter | None = None  # None = plain decoding
 
     @property
     def prompt_length(self) -> int:
@@ -32,6 +34,11 @@ class Sequence:
     @property
     def generated(self) -> int:
         return len(self.ids) - self.prompt_length
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be generated."""
+        return self.request.max_new_tokens - self.generated
 
     @property
     def pending(self) -> int:
