@@ -22,8 +22,8 @@ class Batch:
     rows: tokens, positions int32 [rows]; offsets int32 [sequences + 1]; block_tables int32 [sequences, widest].
     logit rows, chunk by chunk: `scored` prompt tokens, then `choices` rows, the first for the next token and one more
     behind each draft: logit_index, slots, targets int32 [logits]; slot -1 means "score `target`" (a prompt token).
-    results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; DROPPED: nothing was chosen, the draft
-    before it was not; UNUSABLE: the row has failed, its logits are not finite.
+    results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; DROPPED: nothing was chosen, the
+    draft before it was not; UNUSABLE: the row has failed, its logits are not finite.
     """
 
     chunks: Seq[Chunk]
