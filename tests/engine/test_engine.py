@@ -189,7 +189,7 @@ async def test_preemption_happens_and_is_invisible(tiny: ModelFiles) -> None:
 
 
 async def test_drafts_are_invisible(tiny: ModelFiles) -> None:
-    """Answers that repeat themselves, of every kind of sampling: fewer steps and the same events but for their times."""
+    """Answers that repeat themselves, of every kind of sampling: fewer steps, and the same events but for times."""
     repeating = SamplingParams(repetition_penalty=0.5)
     requests = [
         replace(make_request(40 + i, 12, 60, stops=i % 2 == 0), sampling=sampling, min_new_tokens=20 * (i % 2))
