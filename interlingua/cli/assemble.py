@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from interlingua.cli.options import Options
@@ -14,6 +15,7 @@ from interlingua.contract.engine import Engine
 from interlingua.contract.errors import ModelError
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel
+from interlingua.text.chat_template import ChatTemplate, special_tokens
 from interlingua.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # `generate` needs no server
@@ -110,7 +112,21 @@ async def load(options: Options) -> ServedModel:
         tokenizer=tokenizer,
         defaults=defaults or ModelDefaults.from_mapping(files.generation_config),
         source=str(files.paths[0]),
+        chat=chat_template(options, files, tokenizer),
     )
+
+
+def chat_template(options: Options, files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate:
+    """The operator's own template, else the model's. Raises ModelError if the file cannot be read."""
+    source = tokenizer.chat_template
+    if options.chat_template is not None:
+        try:
+            source = Path(options.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8 text"
+            raise ModelError(f"{options.chat_template}: cannot be read ({reason})") from None
+    tokens = special_tokens(files.tokenizer_config, tokenizer.bos_text, tokenizer.eos_text)
+    return ChatTemplate(source, tokens, allow_client=options.allow_client_chat_template)
 
 
 def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: WeightsBar) -> Engine:

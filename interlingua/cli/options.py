@@ -271,6 +271,20 @@ class Options:
         Switch(), False, Group.WIRE, "do not take sampling defaults from the model's generation_config.json"
     )
 
+    chat_template: str | None = _option(
+        Text("FILE"),
+        None,
+        Group.WIRE,
+        "a Jinja file that turns conversations into prompts",
+        absent="the model's own",
+    )
+    allow_client_chat_template: bool = _option(
+        Switch(),
+        False,
+        Group.WIRE,
+        "let a request bring a chat template of its own, which runs in a sandbox with limits",
+    )
+
     host: str = _option(Text("HOST"), "127.0.0.1", Group.SERVER, "the address to listen on; 0.0.0.0 = every one")
     port: int = _option(Integer(0, 65_535), 8080, Group.SERVER, "the port to listen on; 0 = any free one")
     api_key: str | None = _option(

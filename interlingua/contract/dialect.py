@@ -16,6 +16,20 @@ from interlingua.contract.events import Answer, TextEvent
 from interlingua.contract.request import GenerationRequest
 
 
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """How a model's answers mark what is no plain text; follows from its chat template.
+
+    Attributes:
+        tools: how calls of functions are written: `hermes` (`<tool_call>` JSON `</tool_call>`, also Qwen's), `llama3`
+            (the JSON of one call, `parameters` for its arguments) or `mistral` (`[TOOL_CALLS]` and a JSON list).
+        reasoning: the texts around what the model thinks before it answers; None = it does not mark it.
+    """
+
+    tools: Literal["hermes", "llama3", "mistral"] = "hermes"
+    reasoning: tuple[str, str] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialectSettings:
     """What an operator can set about the wire. Field names are those of the documents, in snake case."""
@@ -30,6 +44,7 @@ class DialectSettings:
     max_json_depth: int = 64
     default_timeout: float = 600.0
     compute_type: str = "1-cpu"  # TGI's header x-compute-type: shards and device
+    chat: ChatFormat = ChatFormat()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

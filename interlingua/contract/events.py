@@ -72,6 +72,7 @@ class TokenText:
     text: str
     logprob: float | None
     special: bool
+    data: bytes = b""  # what the token alone adds to a text; may be part of a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class TextStarted:
     timing: Timing
     cached_tokens: int = 0
     choice: int = 0
+    reasoning: bool = False  # the prompt ends inside a block of reasoning, with which the answer goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class TextToken:
     top: tuple[TokenText, ...] = ()
     summary: Summary | None = None  # on the last token of a choice alone
     choice: int = 0  # which of the request's `n` answers, from 0; their events may be mixed
+    data: bytes = b""  # what the token alone adds to a text; may be part of a character
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ an engine. `None` in a `GenerationRequest` means "absent"; a `PreparedRequest` h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from enum import Enum, IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 MAX_SEED = 2**64 - 1
 
@@ -45,10 +47,12 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Prompt text to be tokenised with the tokenizer's own special tokens. At least one part."""
+    """Prompt text to be tokenised. At least one part."""
 
     parts: tuple[TextPart | MediaPart, ...]
     field: str = "inputs"  # wire name, for errors
+    add_special: bool = True  # the tokenizer adds its own special tokens; a rendered chat brings them
+    reasoning: bool = False  # ends inside a block of reasoning: what the model says next is not the answer yet
 
     @property
     def text(self) -> str:
@@ -66,7 +70,64 @@ class TokenPrompt:
     field: str = "input_id"
 
 
-Prompt = TextPrompt | TokenPrompt  # chat prompts join this union with the OpenAI dialect
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function that the model made in an earlier turn. `arguments` is JSON text as the client sent it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """A turn of a conversation. `parts` is None where the client sent none (a turn of tool calls alone)."""
+
+    role: str
+    parts: tuple[TextPart | MediaPart, ...] | None
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """All text parts, joined with nothing."""
+        if self.parts is None:
+            return None
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation, to be rendered with a chat template. At least one message.
+
+    Attributes:
+        tools: JSON objects `{"type": "function", "function": {…}}`, as the client sent them.
+        template: the client's own Jinja template; None = the model's.
+        arguments: further variables of the template, JSON values.
+        add_generation_prompt: the text ends with the head of the assistant's turn.
+        continue_final: the text ends inside the last message, for the model to go on with.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template: str | None = None
+    arguments: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    field: str = "messages"
+
+    @property
+    def chars(self) -> int:
+        """Characters of all messages."""
+        return sum(
+            len(message.text or "") + sum(len(call.arguments) for call in message.tool_calls)
+            for message in self.messages
+        )
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +163,7 @@ class GenerationRequest:
     prompt: Prompt
     client_id: str | None = None  # the client's own name for it, by which it can be stopped; need not be unique
     max_new_tokens: int | None = None  # None = the room that is left
-    sampling: SamplingRequest = field(default_factory=SamplingRequest)
+    sampling: SamplingRequest = dataclass_field(default_factory=SamplingRequest)
     stop: tuple[str, ...] = ()
     stop_mode: StopMode = StopMode.CUT
     stop_token_ids: tuple[int, ...] = ()

@@ -16,12 +16,14 @@ from interlingua.contract.engine import EngineInfo
 from interlingua.contract.errors import NotFoundError, NotSupportedError, ValidationError
 from interlingua.contract.request import (
     Adapter,
+    ChatPrompt,
     GenerationRequest,
     MediaPart,
     PreparedRequest,
+    Prompt,
     SamplingParams,
     SamplingRequest,
-    TextPrompt,
+    TextPart,
     TokenPrompt,
 )
 from interlingua.service import adapters
@@ -195,8 +197,10 @@ class Preparer:
         if isinstance(prompt, TokenPrompt):
             ids: Sequence[int] = prompt.ids
             added_bos = False
+        elif isinstance(prompt, ChatPrompt):
+            raise AssertionError("a conversation is rendered before it is tokenised")
         else:
-            ids, added_bos = self._encode(prompt.text)
+            ids, added_bos = self._encode(prompt.text, prompt.add_special)
         if request.truncate is not None and request.truncate < len(ids):
             ids = _truncate(ids, request.truncate, added_bos)
         if not ids:
@@ -227,8 +231,11 @@ class Preparer:
             deadline=deadline,
         )
 
-    def check_prompt(self, prompt: TextPrompt | TokenPrompt) -> None:
+    def check_prompt(self, prompt: Prompt) -> None:
         """The part of `check` that concerns the prompt."""
+        if isinstance(prompt, ChatPrompt):
+            self._check_chat(prompt)
+            return
         if isinstance(prompt, TokenPrompt):
             if not prompt.ids:
                 raise ValidationError(prompt.field, "must not be empty")
@@ -237,10 +244,7 @@ class Preparer:
                 wrong = next(i for i in prompt.ids if not 0 <= i < vocab_size)
                 raise ValidationError(prompt.field, f"must hold ids from 0 to {vocab_size - 1}, got {wrong}")
             return
-        for part in prompt.parts:
-            if isinstance(part, MediaPart):
-                problem = f"is {part.kind}, and the served model reads text only"
-                raise NotSupportedError(part.field, problem)
+        _check_media(prompt.parts)
         text = prompt.text
         if not text:
             raise ValidationError(prompt.field, "must not be empty")
@@ -270,6 +274,14 @@ class Preparer:
             )
         return adapter
 
+    def _check_chat(self, prompt: ChatPrompt) -> None:
+        for message in prompt.messages:
+            _check_media(message.parts or ())
+        if prompt.chars > self.room.prompt_chars:
+            raise ValidationError(
+                prompt.field, f"must have at most {self.room.prompt_chars} characters, got {prompt.chars}"
+            )
+
     def _check_supported(self, request: GenerationRequest) -> None:
         """Refuses what the engine says it does not honour, unless it was given its neutral value."""
         for name in self._info.unsupported:
@@ -279,11 +291,11 @@ class Preparer:
             if value is not None and value != neutral and value is not False:
                 raise _not_supported(request, name)
 
-    def _encode(self, text: str) -> tuple[Sequence[int], bool]:
+    def _encode(self, text: str, add_special: bool) -> tuple[Sequence[int], bool]:
         """(ids, the tokenizer added their BOS)."""
-        ids = self._tokenizer.encode(text)
+        ids = self._tokenizer.encode(text, add_special)
         bos = self._tokenizer.bos_id
-        if bos is None or not ids or ids[0] != bos:
+        if not add_special or bos is None or not ids or ids[0] != bos:
             return ids, False
         return ids, not text.startswith(self._tokenizer.id_to_text(bos))
 
@@ -316,6 +328,12 @@ class Preparer:
             logit_bias=wanted.logit_bias,
             seed=seed,
         )
+
+
+def _check_media(parts: Sequence[TextPart | MediaPart]) -> None:
+    for part in parts:
+        if isinstance(part, MediaPart):
+            raise NotSupportedError(part.field, f"is {part.kind}, and the served model reads text only")
 
 
 def _first(wanted: T | None, default: T | None, neutral: T) -> T:

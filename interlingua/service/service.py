@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import TracebackType
 from typing import TypeVar
@@ -29,11 +29,12 @@ from interlingua.contract.errors import (
     ValidationError,
 )
 from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, Timing, fold
-from interlingua.contract.request import Adapter, GenerationRequest, PreparedRequest, TextPrompt
+from interlingua.contract.request import Adapter, ChatPrompt, GenerationRequest, PreparedRequest, TextPrompt
 from interlingua.service import adapters
 from interlingua.service.choices import Children, Choices, children_of
 from interlingua.service.metrics import DROPPED, STOPPED, Metrics
 from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
+from interlingua.text.chat_template import ChatTemplate
 from interlingua.text.detokenize import StopMatcher, TokenTable
 
 _log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class ServedModel:
     tokenizer: Tokenizer
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
     source: str = ""  # path or hub id, for /info
+    chat: ChatTemplate = field(default_factory=lambda: ChatTemplate(None))
 
 
 class Service:
@@ -131,7 +133,9 @@ class Service:
         await self._emptied.wait()
 
     def close(self) -> None:
-        """Ends the worker threads. The service cannot be used after it."""
+        """Ends the worker threads and processes. The service cannot be used after it."""
+        if self._model is not None:
+            self._model.chat.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._long_thread.shutdown(wait=False, cancel_futures=True)
 
@@ -212,6 +216,7 @@ class Service:
             model, preparer, table = self._admit(request)
             deadline = _Deadline(timing.arrived, request.timeout or self.limits.timeout)
             run = self._enlist(request, deadline)
+            request = await self._rendered(preparer, request, deadline)
             prepared, stops = await self._prepare(preparer, request, deadline)
             timing.queued = time.monotonic()
             children = Children(model.engine, children_of(prepared, request.choices))
@@ -274,7 +279,15 @@ class Service:
         tokenizer = model.tokenizer
         return await self._off_loop(len(text), lambda: tokenizer.encode_with_offsets(text))
 
-        # --- steps of a request -------------------------------------------------------------------------------
+    async def render(self, prompt: ChatPrompt) -> TextPrompt:
+        """The text of a conversation, without a permit. Raises RequestError."""
+        preparer, model = self._preparer, self._model
+        if preparer is None or model is None:
+            raise UnavailableError("the model is loading")
+        preparer.check_prompt(prompt)
+        return await model.chat.render(prompt)
+
+    # --- steps of a request -------------------------------------------------------------------------------
 
     def _admit(self, request: GenerationRequest) -> tuple[ServedModel, Preparer, TokenTable]:
         """Takes a permit for each answer to generate. Behind them nothing queues but the engine's own queue."""
@@ -316,6 +329,14 @@ class Service:
         self._inside -= run.permits
         if self._inside == 0:
             self._emptied.set()
+
+    async def _rendered(self, preparer: Preparer, request: GenerationRequest, deadline: _Deadline) -> GenerationRequest:
+        """`request` with the text of its conversation, if it has one."""
+        if not isinstance(request.prompt, ChatPrompt):
+            return request
+        preparer.check(request)  # all else that can be refused, before a template is run
+        with deadline:
+            return replace(request, prompt=await self.render(request.prompt))
 
     async def _prepare(
         self, preparer: Preparer, request: GenerationRequest, deadline: _Deadline

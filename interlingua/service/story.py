@@ -21,7 +21,7 @@ from interlingua.contract.events import (
     TokenEvent,
     TokenText,
 )
-from interlingua.contract.request import GenerationRequest, PreparedRequest
+from interlingua.contract.request import GenerationRequest, PreparedRequest, TextPrompt
 from interlingua.text.detokenize import Detokenizer, Piece, StopMatcher, TokenTable
 
 
@@ -35,6 +35,7 @@ class Story:
         "_last_at",
         "_pending",
         "_prepared",
+        "_reasoning",
         "_table",
         "_timing",
         "count",
@@ -54,6 +55,7 @@ class Story:
         self._choice = choice
         self.summary: Summary | None = None  # set with the last token
         self._prepared = prepared
+        self._reasoning = isinstance(request.prompt, TextPrompt) and request.prompt.reasoning
         self._table = table
         self._timing = timing
         self._detokenizer = Detokenizer(table, stops, request.stop_mode)
@@ -77,6 +79,7 @@ class Story:
                     self._timing,
                     event.cached_tokens,
                     self._choice,
+                    self._reasoning,
                 ),
             )
         if isinstance(event, FailedEvent):
@@ -135,6 +138,7 @@ class Story:
             top,
             summary,
             self._choice,
+            self._table.bytes_of(event.token_id),
         )
 
     def _top(self, event: TokenEvent) -> tuple[TokenText, ...]:
@@ -142,15 +146,16 @@ class Story:
         texts = []
         for token_id, logprob in event.top:
             piece = table.piece_alone(token_id)
-            texts.append(TokenText(token_id, piece.text, logprob, piece.special))
+            texts.append(TokenText(token_id, piece.text, logprob, piece.special, table.bytes_of(token_id)))
         return tuple(texts)
 
     def _prefill(self, logprobs: tuple[float | None, ...] | None) -> tuple[TokenText, ...] | None:
         if logprobs is None:
             return None
         ids = self._prepared.prompt_ids
-        pieces = self._table.pieces(ids)
+        table = self._table
+        pieces = table.pieces(ids)
         return tuple(
-            TokenText(token_id, piece.text, logprob, piece.special)
+            TokenText(token_id, piece.text, logprob, piece.special, table.bytes_of(token_id))
             for token_id, piece, logprob in zip(ids, pieces, logprobs, strict=True)
         )

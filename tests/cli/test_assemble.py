@@ -16,7 +16,7 @@ from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits
 
 # Settings that are no options of their own: the loaded model says them, or the documents fix them.
-NO_OPTION = {"model_name", "vocab_size", "compute_type", "max_prompt_chars", "max_prompt_tokens"}
+NO_OPTION = {"model_name", "vocab_size", "compute_type", "chat", "max_prompt_chars", "max_prompt_tokens"}
 OTHER_NAME = {"default_timeout": "timeout"}
 
 
