@@ -8,7 +8,7 @@ dialect can encode it together with the summary; `Finished` follows it in the sa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from interlingua.contract.errors import InterlinguaError
@@ -72,7 +72,7 @@ class TokenText:
     text: str
     logprob: float | None
     special: bool
-    data: bytes = b""  # what the token alone adds to a text; may be part of a character
+    data: bytes = field(default=b"", compare=False)  # what the id alone adds to a text; may be part of a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class TextToken:
     top: tuple[TokenText, ...] = ()
     summary: Summary | None = None  # on the last token of a choice alone
     choice: int = 0  # which of the request's `n` answers, from 0; their events may be mixed
-    data: bytes = b""  # what the token alone adds to a text; may be part of a character
+    data: bytes = field(default=b"", compare=False)  # what the id alone adds to a text; may be part of a character
 
 
 @dataclass(frozen=True, slots=True)
