@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from interlingua.contract.dialect import DialectSettings
-from interlingua.dialects import _kserve_table, _tgi_table, _triton_table, tgi, triton
+from interlingua.dialects import _kserve_table, _native_table, _tgi_table, _triton_table, tgi, triton
 from interlingua.dialects._errors import Statuses
 from interlingua.dialects._fields import Field
 from interlingua.dialects._kserve_table import TensorField
@@ -148,6 +148,31 @@ request ends with its next token, or at once if it has none yet, and answers wit
 Ids need not be unique: of several requests the oldest is ended. 404: no such request runs.
 """
 
+_NATIVE = """\
+## Native
+
+POST `/infer` and `/infer_token`, each also under `/native`; both take text or token ids. The body holds `inputs` or
+`input_id`, `stream`, and an object `parameters` with the rest. Errors are TGI's.
+"""
+
+_NATIVE_ANSWERS = """\
+### Answers
+
+```json
+{"generated_text": " sea", "details": {"finish_reason": "length", "generated_tokens": 1, "seed": 42,
+  "generated_token_ids": [17]}}
+```
+
+`details` is there when asked for. With `stream` there is one event per token, and no `[DONE]`:
+
+```
+data: {"prefill_time":12,"decode_time":null,"token":{"id":[17],"text":" sea"}}
+```
+
+The times, whole milliseconds, are there with `details` alone. The last event also has `generated_text` and `details`
+(`null` when not asked for, without the ids otherwise). The texts of all events join to `generated_text`.
+"""
+
 _MEDIA = """\
 ## Typed parts
 
@@ -173,6 +198,7 @@ def page() -> str:
     """The whole page, ending with a newline."""
     settings = DialectSettings(model_name="", vocab_size=0)
     tgi_fields = [_tgi_table.INPUTS, _tgi_table.STREAM, *_tgi_table.PARAMETERS.fields]
+    native_root = [_native_table.INPUTS, _native_table.INPUT_ID, _native_table.STREAM]
     triton_fields = [_triton_table.ID, _triton_table.TEXT_INPUT, *_triton_table.PARAMETERS.fields]
     sections = [
         _INTRODUCTION,
@@ -190,6 +216,10 @@ def page() -> str:
         _tensors("input", _kserve_table.INPUT_FIELDS),
         _tensors("output", _kserve_table.OUTPUT_FIELDS),
         _KSERVE_ANSWERS,
+        _NATIVE,
+        "### Fields\n",
+        _fields([*native_root, *_native_table.PARAMETERS.fields], _native_table.COLUMNS, settings),
+        _NATIVE_ANSWERS,
         _MEDIA,
     ]
     return "\n".join(sections)

@@ -76,8 +76,8 @@ class _Place:
         )
 
         prompt = text_prompt(parts, "inputs")
-        sampling = _sampling(values, profile)
-        _check_combinations(values, sampling.do_sample, stream)
+        sampled = sampling(values, profile)
+        _check_combinations(values, sampled.do_sample, stream)
         prefill: bool = values.get("decoder_input_details", False)
         full_text: bool = values.get("return_full_text", False)
         adapter = values.get("adapter_id", NO_ADAPTER)
@@ -85,7 +85,7 @@ class _Place:
             request_id=wire.request_id,
             prompt=prompt,
             max_new_tokens=values.get("max_new_tokens", _MAX_NEW_TOKENS[profile]),
-            sampling=sampling,
+            sampling=sampled,
             stop=values.get("stop", ()),
             stop_mode=_STOP_MODES[profile],
             ignore_eos=values.get("ignore_eos", False),
@@ -135,7 +135,7 @@ def _check_shape(document: Document, path: str) -> None:
                 raise NotSupportedError(name, "is not supported yet on /invocations; use `inputs`")
 
 
-def _sampling(values: Mapping[str, Any], profile: str) -> SamplingRequest:
+def sampling(values: Mapping[str, Any], profile: str) -> SamplingRequest:
     temperature, top_k = values.get("temperature"), values.get("top_k")
     top_p, typical_p = values.get("top_p"), values.get("typical_p")
     do_sample: bool | None = values.get("do_sample")

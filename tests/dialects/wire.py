@@ -10,9 +10,9 @@ from wire_cases import MODEL
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
 from interlingua.contract.errors import RequestError
-from interlingua.dialects import kserve, tgi, triton
+from interlingua.dialects import kserve, native, tgi, triton
 
-DIALECTS: tuple[Dialect, ...] = (tgi.DIALECT, triton.DIALECT, kserve.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (tgi.DIALECT, triton.DIALECT, kserve.DIALECT, native.DIALECT)
 SETTINGS = DialectSettings(model_name=MODEL, vocab_size=256)
 SETUPS: Mapping[str, DialectSettings] = {
     "plain": SETTINGS,
