@@ -125,12 +125,29 @@ class Running:
         await self.engine.stop()
 
 
+GROUPS = (5, 7)  # requests of `solo` with two more each for the same prompt; the first asks for its logprobs
+
+
+def children(parent: int, request: PreparedRequest) -> list[PreparedRequest]:
+    """As the service makes them for `n` answers."""
+    return [
+        replace(
+            request,
+            request_id=f"{parent}.{child}",
+            prompt_logprobs=False,
+            sampling=replace(request.sampling, seed=1000 * parent + child),
+        )
+        for child in (1, 2)
+    ]
+
+
 @pytest.fixture(scope="module")
 def solo(tiny: ModelFiles) -> dict[PreparedRequest, list[object]]:
     """Requests and what each answers alone, with no cache and a roomy pool."""
     requests = [
         make_request(i, 3 + 11 * i % 90, 8 + 5 * i % 40, sample=i % 4 != 0, logprobs=i % 5 == 0) for i in range(12)
     ]
+    requests += [child for parent in GROUPS for child in children(parent, requests[parent])]
 
     async def run() -> dict[PreparedRequest, list[object]]:
         async with Running(tiny, prefix_cache=False) as engine:
@@ -144,7 +161,10 @@ def solo(tiny: ModelFiles) -> dict[PreparedRequest, list[object]]:
 def test_random_company(tiny: ModelFiles, solo: dict[PreparedRequest, list[object]], data: st.DataObject) -> None:
     """Random arrivals, aborts, chunk sizes and tiny pools: every survivor answers as it does alone."""
     requests = list(solo)
-    picks = data.draw(st.lists(st.integers(0, len(requests) - 1), min_size=1, max_size=14))
+    prompts = [requests[parent].prompt_ids for parent in GROUPS]
+    grouped = [place for place, request in enumerate(requests) if request.prompt_ids in prompts]
+    pick = st.integers(0, len(requests) - 1) | st.sampled_from(grouped)
+    picks = data.draw(st.lists(pick, min_size=1, max_size=14))
     leaves = data.draw(st.lists(st.none() | st.integers(1, 12), min_size=len(picks), max_size=len(picks)))
     delays = data.draw(st.lists(st.integers(0, 3), min_size=len(picks), max_size=len(picks)))
     blocks = data.draw(st.integers(5, 12))
@@ -161,7 +181,8 @@ def test_random_company(tiny: ModelFiles, solo: dict[PreparedRequest, list[objec
         engine: NativeEngine, request: PreparedRequest, leave: int | None, delay: int
     ) -> list[EngineEvent]:
         await asyncio.sleep(delay / 1000)
-        return await collect(engine, request, leave)
+        group = str(prompts.index(request.prompt_ids)) if request.prompt_ids in prompts else None
+        return await collect(engine, replace(request, group=group), leave)
 
     async def run() -> None:
         async with Running(tiny, **options) as engine:
@@ -174,6 +195,33 @@ def test_random_company(tiny: ModelFiles, solo: dict[PreparedRequest, list[objec
             assert leave is not None or isinstance(events[-1], FinishedEvent)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("cache", [False, True])
+async def test_a_group_shares_its_prompt_and_answers_as_alone(
+    tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch, cache: bool
+) -> None:
+    """The prompt's tokens are computed once, whatever the cache; all members get the same beginnings bit for bit."""
+    request = make_request(7, 75, 20, logprobs=True)  # two whole blocks and a part
+    members = [replace(request, group="g"), *(replace(child, group="g") for child in children(7, request))]
+    async with Running(tiny, prefix_cache=False) as engine:
+        alone = [essence(await collect(engine, replace(member, group=None))) for member in members]
+    rows = 0
+    run = Batch.run
+
+    def count(batch: Batch, *rest: object) -> None:
+        nonlocal rows
+        rows += len(batch.tokens)
+        run(batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Batch, "run", count)
+    async with Running(tiny, prefix_cache=cache, max_batch_tokens=16) as engine:
+        together = await asyncio.wait_for(asyncio.gather(*(collect(engine, member) for member in members)), 60)
+        await idle(engine)
+    assert [essence(events) for events in together] == alone
+    assert len({str(answer) for answer in alone}) == 3, "the seeds make no difference"
+    generated = sum(isinstance(event, TokenEvent) for events in together for event in events)
+    assert rows == 75 - 1 + generated  # each token but the last of an answer, and each member's last prompt token
 
 
 async def test_preemption_happens_and_is_invisible(tiny: ModelFiles) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlingua.contract.request import PreparedRequest, SamplingParams
 from interlingua.engine.native.blocks import BlockPool
-from interlingua.engine.native.scheduler import Scheduler
+from interlingua.engine.native.scheduler import Chunk, Scheduler
 from interlingua.engine.native.sequence import Sequence
 
 BLOCK = 4
@@ -26,20 +27,47 @@ class Clock:
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[tuple[int, Sequence]]:
-    """Sequences with the step of their arrival; prompts share beginnings, priorities are mixed."""
+    """Sequences with the step of their arrival; prompts share beginnings, priorities are mixed, some are in groups."""
     out: list[tuple[int, Sequence]] = []
+    groups = [tuple([3] * draw(st.integers(1, 24))) for _ in range(2)]
     for number in range(draw(st.integers(2, 10))):
-        ids = tuple([draw(st.integers(1, 2))] * draw(st.integers(1, 24)))
+        group = draw(st.none() | st.integers(0, 1))
+        ids = tuple([draw(st.integers(1, 2))] * draw(st.integers(1, 24))) if group is None else groups[group]
         request = PreparedRequest(
             request_id=str(number),
             prompt_ids=ids,
             max_new_tokens=draw(st.integers(1, 20)),
             sampling=SamplingParams(),
             stop_token_ids=frozenset(),
+            prompt_logprobs=draw(st.sampled_from([False, False, False, True])),
+            group=None if group is None else str(group),
             priority=draw(st.integers(1, 5)),
         )
         out.append((draw(st.integers(0, 20)), Sequence(request, number, 0.0, number, list(ids))))
     return out
+
+
+class Memory:
+    """What the KV blocks hold: at each position the ids up to there, or what was left by others."""
+
+    def __init__(self, blocks: int) -> None:
+        self.content: list[list[tuple[int, ...]]] = [[()] * BLOCK for _ in range(blocks)]
+
+    def copy(self, source: int, target: int) -> None:
+        self.content[target] = list(self.content[source])
+
+    def compute(self, chunks: list[Chunk]) -> int:
+        """Does the work of a step, and demands that all before it is there. Returns the prompt tokens computed."""
+        for chunk in chunks:
+            sequence = chunk.sequence
+            for at in range(sequence.computed, sequence.computed + chunk.count):
+                self.content[sequence.blocks[at // BLOCK]][at % BLOCK] = tuple(sequence.ids[: at + 1])
+        for chunk in chunks:
+            sequence = chunk.sequence
+            for at in range(sequence.computed + chunk.count):
+                held = self.content[sequence.blocks[at // BLOCK]][at % BLOCK]
+                assert held == tuple(sequence.ids[: at + 1]), f"position {at} holds another text"
+        return sum(max(0, min(c.count, c.sequence.prompt_length - c.sequence.computed)) for c in chunks)
 
 
 @settings(max_examples=400, deadline=None)
@@ -50,17 +78,26 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, Sequence]]:
     size=st.sampled_from([2, 4, 16]),
     caching=st.booleans(),
     tick=st.sampled_from([0.0, 1.0, 6.0]),
+    leaves=st.dictionaries(st.integers(0, 9), st.integers(0, 40), max_size=4),
 )
 def test_steps(
-    work: list[tuple[int, Sequence]], blocks: int, budget: int, size: int, caching: bool, tick: float
+    work: list[tuple[int, Sequence]],
+    blocks: int,
+    budget: int,
+    size: int,
+    caching: bool,
+    tick: float,
+    leaves: dict[int, int],
 ) -> None:
     clock = Clock()
+    memory = Memory(blocks)
     scheduler = Scheduler(
         BlockPool(blocks, caching),
         block_size=BLOCK,
         max_batch_tokens=budget,
         max_batch_size=size,
         caching=caching,
+        copy=memory.copy,
         clock=clock,
     )
     left = list(work)
@@ -77,11 +114,16 @@ def test_steps(
         assert len(set(names)) == len(names), "a sequence is in the batch twice"
         assert all(1 <= chunk.count <= chunk.sequence.pending for chunk in chunks)
         assert sum(chunk.count for chunk in chunks) <= budget and len(chunks) <= size
+        memory.compute(chunks)
         done = [chunk.sequence for chunk in chunks if chunk.completes]
         scheduler.finish((chunk, chunk.count) for chunk in chunks)
         for sequence in done:
-            sequence.ids.append(3 + sequence.generated % 3)
+            sequence.announced = True
+            sequence.ids.append(3 + (sequence.generated + sequence.number) % 3)
             if sequence.generated >= sequence.request.max_new_tokens:
+                scheduler.remove(sequence)
+        for sequence in [*scheduler.running, *scheduler.waiting]:
+            if leaves.get(sequence.number) == step:
                 scheduler.remove(sequence)
         scheduler.check_integrity()
         clock.now += tick
@@ -120,6 +162,99 @@ def test_who_is_admitted_stays() -> None:
     assert [s.generated for s in (first, second, third)] == [8, 8, 8]
     assert order == [0, 1, 2]
     assert scheduler.preemptions == 0  # the first two end with all 12 blocks: the third waits for one of them
+
+
+def grouped(scheduler: Scheduler, count: int, prompt: int, new: int, scores: bool = False) -> list[Sequence]:
+    """A group as the service makes it, added to the scheduler."""
+    out = []
+    for number in range(count):
+        request = PreparedRequest(
+            request_id=str(number),
+            prompt_ids=tuple(range(prompt)),
+            max_new_tokens=new,
+            sampling=SamplingParams(),
+            stop_token_ids=frozenset(),
+            prompt_logprobs=scores and number == 0,
+            group="g",
+        )
+        out.append(Sequence(request, number, 0.0, number, list(request.prompt_ids)))
+        scheduler.add(out[-1])
+    return out
+
+
+def run_out(scheduler: Scheduler, memory: Memory) -> int:
+    """Runs until all is done. Returns the prompt tokens that were computed."""
+    computed = 0
+    for _ in range(1000):
+        chunks = scheduler.schedule()
+        if not chunks:
+            break
+        computed += memory.compute(chunks)
+        done = [chunk.sequence for chunk in chunks if chunk.completes]
+        scheduler.finish((chunk, chunk.count) for chunk in chunks)
+        for sequence in done:
+            sequence.announced = True
+            sequence.ids.append(100 + sequence.number)
+            if sequence.generated == sequence.request.max_new_tokens:
+                scheduler.remove(sequence)
+        scheduler.check_integrity()
+    assert not scheduler.running and not scheduler.waiting and scheduler.pool.held == 0
+    return computed
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("new", [1, 2, 9])
+@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 8, 21])
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_a_group_computes_its_prompt_once(prompt: int, new: int, size: int, scores: bool, caching: bool) -> None:
+    """All of it once, and the last token by each: whatever the lengths, even if each leaves before the next begins."""
+    memory = Memory(64)
+    scheduler = Scheduler(
+        BlockPool(64, caching),
+        block_size=BLOCK,
+        max_batch_tokens=6,
+        max_batch_size=size,
+        caching=caching,
+        copy=memory.copy,
+    )
+    members = grouped(scheduler, 4, prompt, new, scores)
+    computed = run_out(scheduler, memory)
+    assert all(len(member.ids) == prompt + new for member in members)
+    assert computed == prompt - 1 + 4
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_leader_that_leaves_hands_its_work_on(at: int) -> None:
+    memory = Memory(64)
+    scheduler = Scheduler(
+        BlockPool(64, False), block_size=BLOCK, max_batch_tokens=6, max_batch_size=16, caching=False, copy=memory.copy
+    )
+    leader, *_ = grouped(scheduler, 3, 21, 4)
+    computed = 0
+    for _ in range(at):
+        chunks = scheduler.schedule()
+        computed += memory.compute(chunks)
+        scheduler.finish((chunk, chunk.count) for chunk in chunks)
+        for chunk in chunks:
+            if chunk.sequence.pending == 0:
+                chunk.sequence.ids.append(100 + chunk.sequence.number)
+    scheduler.remove(leader)
+    scheduler.check_integrity()
+    computed += run_out(scheduler, memory)
+    assert computed <= 20 + 3, "the prompt was computed again"
+
+
+def test_what_is_no_group_shares_nothing() -> None:
+    """A group of different prompts breaks the contract: the answers stay right."""
+    memory = Memory(64)
+    scheduler = Scheduler(
+        BlockPool(64, False), block_size=BLOCK, max_batch_tokens=64, max_batch_size=16, caching=False, copy=memory.copy
+    )
+    first, _ = grouped(scheduler, 2, 9, 3)
+    request = replace(first.request, prompt_ids=tuple(range(10)))
+    scheduler.add(Sequence(request, 2, 0.0, 2, list(request.prompt_ids)))
+    assert run_out(scheduler, memory) == 8 + 2 + 10
 
 
 def test_random_histories() -> None:

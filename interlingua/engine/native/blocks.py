@@ -66,6 +66,12 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def share(self, blocks: Iterable[int]) -> None:
+        """Takes one more reference to each of some held blocks."""
+        for block in blocks:
+            assert self._references[block] > 0, "only a held block can be shared"
+            self._references[block] += 1
+
     def allocate(self) -> int | None:
         """A block of unspecified content, held once by the caller; None when all are held."""
         if self._blank:
@@ -103,13 +109,16 @@ class BlockPool:
             del self._by_key[key]
             self._keys[block] = None
 
-    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
-        """Asserts that counts equal the references of `holders` and that every block is in exactly one state."""
+    def check_integrity(self, holders: Iterable[Sequence[int]], written: Iterable[int] = ()) -> None:
+        """Asserts that counts equal the references of `holders`, that every block is in exactly one state, and that
+        the blocks that are still `written` have one holder and no key."""
         expected = [0] * self.count
         for blocks in holders:
             for block in blocks:
                 expected[block] += 1
         assert expected == self._references, "reference counts and holders disagree"
+        for block in written:
+            assert self._references[block] == 1 and self._keys[block] is None, f"block {block} is shared and written"
         blank, cached = set(self._blank), set(self._cached)
         assert len(blank) == len(self._blank) and not blank & cached, "a block is free twice"
         for block in range(self.count):

@@ -135,6 +135,7 @@ class NativeEngine:
             max_batch_tokens=options.max_batch_tokens,
             max_batch_size=options.max_batch_size,
             caching=options.prefix_cache,
+            copy=loaded.model.copy_block,
         )
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
         self._thread = threading.Thread(target=self._run, name="interlingua-engine", daemon=True)

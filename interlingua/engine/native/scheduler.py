@@ -6,6 +6,10 @@ decodes, prompts get so little of a step that it stays within about three times 
 half of what is left to those behind it, so that a short one never waits for the whole of a long one. When memory
 runs out, the sequence last in line is preempted: its blocks are freed and its tokens are computed again later. The
 first in line is never preempted for another, so something always moves on.
+
+Sequences of one group have the same prompt, and its KV is computed once: whichever is admitted first computes it while
+the others wait, and then each takes up its whole blocks by reference and a copy of the last one. When one leaves early,
+the next in line takes over what it knew of the prompt.
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ class Scheduler:
         max_batch_tokens: tokens in one step.
         max_batch_size: sequences in one step.
         caching: look prompts up in the prefix cache.
+        copy: copies the content of one block, the first, to another.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_batch_size: int,
         caching: bool = True,
+        copy: Callable[[int, int], None] = lambda source, target: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool = pool
@@ -75,15 +81,30 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_batch_size = max_batch_size
         self._caching = caching
+        self._copy = copy
+        self._groups: dict[str, list[Sequence]] = {}
         self._clock = clock
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
+        request = sequence.request
+        if request.group is not None:
+            mates = self._groups.setdefault(request.group, [])
+            first = mates[0].request if mates else request
+            # Taken on trust, a difference would make one answer follow from another's prompt.
+            if (first.prompt_ids, first.adapter) == (request.prompt_ids, request.adapter):
+                mates.append(sequence)
+                sequence.mates = mates
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a finished or aborted sequence out, wherever it is, and frees its blocks."""
+        if sequence.mates:
+            sequence.mates.remove(sequence)
+            if not sequence.mates:
+                del self._groups[sequence.request.group or ""]
         if sequence in self.running:
             self.running.remove(sequence)
+            self._bequeath(sequence)
         else:
             self.waiting.remove(sequence)
         self._free(sequence)
@@ -102,7 +123,7 @@ class Scheduler:
         if beside:
             budget = min(budget, _rows_beside(len(chunks)))
         prompts = [s for s in self.running if s.pending > 1]
-        others = len(prompts) + len(self.waiting)
+        others = len(prompts) + len(self._in_line())
         for sequence in prompts:
             others -= 1
             count = _share(sequence, budget, beside, others > 0)
@@ -111,11 +132,11 @@ class Scheduler:
                 budget -= count
         # A step that preempted admits nobody: a victim taken back at once would stand in the batch twice.
         while self.preemptions == preempted and budget and self.waiting and len(self.running) < self._max_batch_size:
-            sequence = self._next_waiting(now)
-            count = self._admit(sequence, budget, beside, now)
-            if not count:
+            first = self._next_waiting(now)
+            count = self._admit(first, budget, beside, now) if first is not None else 0
+            if first is None or not count:
                 break
-            chunks.append(Chunk(sequence, count))
+            chunks.append(Chunk(first, count))
             budget -= count
         # A later sequence may have been preempted to make room for an earlier one.
         chunks = [chunk for chunk in chunks if chunk.sequence in self.running]
@@ -152,39 +173,81 @@ class Scheduler:
         return out
 
     def check_integrity(self) -> None:
-        self.pool.check_integrity([s.blocks for s in self.running] + [s.blocks for s in self.waiting])
+        inside = self.running + self.waiting
+        written = [block for s in inside for block in s.blocks[s.computed // self._block_size :]]
+        self.pool.check_integrity([s.blocks for s in inside], written)
         assert all(not s.blocks for s in self.waiting), "a waiting sequence holds blocks"
+        grouped = [mate for mates in self._groups.values() for mate in mates]
+        assert {id(s) for s in grouped} == {id(s) for s in inside if s.mates}, "a group has a member that is not inside"
 
-    def _next_waiting(self, now: float) -> Sequence:
-        return min(self.waiting, key=lambda s: (s.effective_priority(now, AGING_SECONDS), s.number))
+    def _in_line(self) -> list[Sequence]:
+        """Who could start now: those whose prompt a mate is computing stand aside."""
+        return [s for s in self.waiting if not s.mates or not self._stands_aside(s)]
 
-    def _admit(self, sequence: Sequence, budget: int, beside: bool, now: float) -> int:
-        """Moves a waiting sequence into the running set if all its known tokens fit now; returns its first chunk."""
+    def _next_waiting(self, now: float) -> Sequence | None:
+        return min(self._in_line(), key=lambda s: (s.effective_priority(now, AGING_SECONDS), s.number), default=None)
+
+    def _stands_aside(self, sequence: Sequence) -> bool:
+        donor = self._donor(sequence)
+        return donor is not None and donor.computed < sequence.prompt_length - 1
+
+    @staticmethod
+    def _donor(sequence: Sequence) -> Sequence | None:
+        """The running mate that knows most of the prompt, if the sequence may use it."""
+        if not sequence.mates or sequence.scores_prompt:
+            return None
+        return max((mate for mate in sequence.mates if mate.blocks), key=lambda mate: mate.computed, default=None)
+
+    def _admit(self, sequence: Sequence, budget: int, beside: bool, now: float, donor: Sequence | None = None) -> int:
+        """Moves a waiting sequence into the running set if all its known tokens fit now; returns its first chunk.
+
+        What `donor` knows of the same prompt need not be computed; without one a running mate is taken.
+        """
         # Prompt log-probabilities need the logits of every position, so nothing may be skipped. The last token is
         # always computed: its logits choose the next one.
-        reusable = (len(sequence.ids) - 1) // self._block_size
+        size = self._block_size
+        reusable = (len(sequence.ids) - 1) // size
         blocks: list[int] = []
-        if self._caching and not (sequence.request.prompt_logprobs and not sequence.announced):
+        if self._caching and not sequence.scores_prompt:
             self._know_keys(sequence, reusable)
             blocks = self.pool.match(sequence.keys[:reusable])
-        needed = -(-len(sequence.ids) // self._block_size) - len(blocks)
+        computed = cached = len(blocks) * size
+        donor = donor or self._donor(sequence)
+        shared = min(donor.computed, sequence.prompt_length - 1) if donor is not None else 0
+        if donor is not None and shared >= computed:
+            self.pool.release(blocks)
+            blocks = donor.blocks[: shared // size]
+            self.pool.share(blocks)
+            computed, cached = shared, donor.cached_tokens
+        needed = -(-len(sequence.ids) // size) - len(blocks)
         if needed + self._promised() > self.pool.free:
             self.pool.release(blocks)
             return 0
         sequence.blocks = blocks
         sequence.published = len(blocks)
-        sequence.computed = len(blocks) * self._block_size
+        sequence.computed = computed
         if not sequence.started_at:
             sequence.started_at = now
-            sequence.cached_tokens = sequence.computed
-        self.prefix_hit_tokens += sequence.computed
+            sequence.cached_tokens = cached
+        self.prefix_hit_tokens += cached
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self.running.sort(key=self._standing)
-        count = _share(sequence, budget, beside, len(self.waiting) > 0)
-        if not self._grow(sequence, sequence.computed + count):
+        count = _share(sequence, budget, beside, len(self._in_line()) > 0)
+        if not self._grow(sequence, computed + count):
             raise AssertionError("admitted without room")
+        if donor is not None and computed % size:
+            self._copy(donor.blocks[computed // size], sequence.blocks[computed // size])
         return count
+
+    def _bequeath(self, sequence: Sequence) -> None:
+        """If the next in line has the same prompt as one that leaves, it takes over its place and what it knew."""
+        if not sequence.mates or not min(sequence.computed, sequence.prompt_length - 1):
+            return
+        now = self._clock()
+        heir = self._next_waiting(now)
+        if heir in sequence.mates and not heir.scores_prompt and not self._donor(heir):
+            self._admit(heir, 0, False, now, sequence)
 
     def _promised(self) -> int:
         """Blocks that the running sequences will take before they are done with what they know, and one more each.

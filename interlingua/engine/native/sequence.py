@@ -26,6 +26,7 @@ class Sequence:
     started_at: float = 0.0  # first time in a batch
     announced: bool = False  # StartedEvent sent
     drafter: Drafter | None = None  # None = plain decoding
+    mates: list[Sequence] = field(default_factory=list)  # of its group, all that are inside, itself too; shared by them
 
     @property
     def prompt_length(self) -> int:
@@ -44,6 +45,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens whose KV is still to be computed: 1 while decoding, more while (re)filling."""
         return len(self.ids) - self.computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """The logits of every prompt token are still wanted, so that none may be skipped."""
+        return self.request.prompt_logprobs and not self.announced
 
     def effective_priority(self, now: float, aging: float) -> int:
         """Queue level, 1 first; a waiting request gains one level every `aging` seconds."""
