@@ -295,6 +295,39 @@ class Options:
         absent="none asked for",
         secret=True,
     )
+    api_key_file: str | None = _option(
+        Text("FILE"),
+        None,
+        Group.SERVER,
+        "more such keys, one on each line; read again when the file changes and on SIGHUP",
+        absent="none",
+    )
+    tls_certificate: str | None = _option(
+        Text("FILE"),
+        None,
+        Group.SERVER,
+        "serve HTTPS with this certificate and its chain (PEM); read again when it changes and on SIGHUP",
+        absent="plain HTTP",
+    )
+    tls_key: str | None = _option(Text("FILE"), None, Group.SERVER, "the certificate's key (PEM)", absent="none")
+    tls_key_password_file: str | None = _option(
+        Text("FILE"), None, Group.SERVER, "the password of an encrypted key", absent="none"
+    )
+    tls_client_ca: tuple[str, ...] = _option(
+        Texts("FILE"),
+        (),
+        Group.SERVER,
+        "serve only clients whose certificate one of these has signed (mutual TLS); may be given several times",
+    )
+    tls_crl: tuple[str, ...] = _option(
+        Texts("FILE"), (), Group.SERVER, "revoked certificates of clients (PEM); may be given several times"
+    )
+    cors_allow_origin: tuple[str, ...] = _option(
+        Texts("ORIGIN"),
+        (),
+        Group.SERVER,
+        "let pages of this origin (https://example.org, or * for all) call from a browser; may be given several times",
+    )
     max_header_bytes: int = _option(
         Size(), 64 * 1024, Group.SERVER, "bytes of a request's line and headers together; more gets 431"
     )

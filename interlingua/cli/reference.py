@@ -39,8 +39,11 @@ _VENDOR = """\
 
 `--config` also takes the JSON file of the server whose TGI and Triton routes this one speaks (it is known by
 `BackendConfig`). These keys are used; all others are listed in one line at the start and ignored. All routes stand
-on the one port, those of management and metrics too. `ServerConfig.httpsEnabled` true is refused: this server
-speaks plain HTTP. Of several models in `ModelConfig` the first is served.
+on the one port, those of management and metrics too. With `ServerConfig.httpsEnabled` true the keys `tls...` name
+files, relative to the folder above `conf` (`tlsCaFile` and `tlsCrlFiles` below `tlsCaPath` and `tlsCrlPath`); with
+`tlsCaFile` clients need a certificate, as there; the password in `tlsPkPwd` is read as plain text. With false all of
+them are ignored.
+Of several models in `ModelConfig` the first is served.
 
 | key | option |
 |---|---|
@@ -66,7 +69,9 @@ def page() -> str:
         rows = [_row(option) for option in OPTIONS if option.group is group]
         head = "| flag | variable | key | value | default | what it does |\n|---|---|---|---|---|---|\n"
         parts.append(f"## {group.title}\n\n{group.sentence}\n\n{head}" + "".join(rows))
-    parts.append(_VENDOR + "".join(f"| `{path}` | `{name}` |\n" for path, name in vendor.KEYS.items()))
+    parts.append(
+        _VENDOR + "".join(f"| `{path}` | `{name}` |\n" for path, name in (vendor.KEYS | vendor.TLS_KEYS).items())
+    )
     parts.append(_ELSEWHERE)
     return "\n".join(parts)
 

@@ -71,11 +71,9 @@ def read_file(path: Path, notes: Notes) -> dict[str, object]:
     if not isinstance(document, dict):
         raise UsageError(f"{path}: must be a mapping of options, got {type(document).__name__}")
     if "BackendConfig" in document or "ServerConfig" in document:
-        translated = vendor.translate(document)
-        if translated.https:
-            raise UsageError(
-                f"{path}: `{vendor.HTTPS}` must be false: this server speaks plain HTTP, TLS is a proxy's work"
-            )
+        translated = vendor.translate(document, path)
+        if vendor.wants_https(document) and not {"tls_certificate", "tls_key"} <= translated.values.keys():
+            raise UsageError(f"{path}: `{vendor.HTTPS}` is true, and that needs `tlsCert` and `tlsPk` beside it")
         if translated.ignored:
             notes.append(f"{path}: ignored keys of the vendor's configuration: {', '.join(translated.ignored)}")
         return _checked(path, translated.values, translated.sources)

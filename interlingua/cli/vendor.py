@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # Path in their file -> our option. `ModelConfig` is a list there; its first entry counts.
@@ -21,7 +22,16 @@ KEYS: dict[str, str] = {
 }
 
 
-HTTPS = "ServerConfig.httpsEnabled"  # true there asks for what this server does not do
+# With HTTPS true there, these name files, relative to the folder above `conf`; with false they mean nothing.
+HTTPS = "ServerConfig.httpsEnabled"
+TLS_KEYS: dict[str, str] = {
+    "ServerConfig.tlsCert": "tls_certificate",
+    "ServerConfig.tlsPk": "tls_key",
+    "ServerConfig.tlsPkPwd": "tls_key_password_file",
+    "ServerConfig.tlsCaFile": "tls_client_ca",
+    "ServerConfig.tlsCrlFiles": "tls_crl",
+}
+_FOLDERS = {"ServerConfig.tlsCaFile": "tlsCaPath", "ServerConfig.tlsCrlFiles": "tlsCrlPath"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +39,43 @@ class Translated:
     values: dict[str, Any]  # by our names, not checked yet
     sources: dict[str, str]  # our name -> their path, for errors
     ignored: tuple[str, ...]  # their paths that mean nothing here
-    https: bool  # the file asks for TLS
 
 
-def translate(document: Mapping[str, Any]) -> Translated:
+def translate(document: Mapping[str, Any], file: Path) -> Translated:
+    """The vendor's document in our options; `file` is where it stands."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     ignored: list[str] = []
-    https = False
+    server = document.get("ServerConfig")
+    server = server if isinstance(server, dict) else {}
+    https = wants_https(document)
+    home = file.absolute().parent
+    home = home.parent if home.name == "conf" else home
     for path, value in _leaves(document, ""):
         name = KEYS.get(path)
-        if path == HTTPS:
-            https = value is not False
-        elif name is None:
-            ignored.append(path)
-        else:
+        if https and path in TLS_KEYS:
+            name, value = TLS_KEYS[path], _files(value, home / str(server.get(_FOLDERS.get(path, ""), "")))
+        if name is not None:
             values[name] = value
             sources[name] = path
-    return Translated(values, sources, tuple(ignored), https)
+        elif path != HTTPS and not (https and path in ("ServerConfig.tlsCaPath", "ServerConfig.tlsCrlPath")):
+            ignored.append(path)
+    return Translated(values, sources, tuple(ignored))
+
+
+def wants_https(document: Mapping[str, Any]) -> bool:
+    """Does the file ask for HTTPS? Anything but false and absence counts as yes: never plain HTTP by mistake."""
+    server = document.get("ServerConfig")
+    return isinstance(server, dict) and server.get("httpsEnabled", False) is not False
+
+
+def _files(value: Any, folder: Path) -> Any:
+    """Names become paths, an empty name or list nothing; what is no name is left for the check to refuse."""
+    if isinstance(value, str):
+        return str(folder / value) if value else None
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return [str(folder / name) for name in value if name] or None
+    return value
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

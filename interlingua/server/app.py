@@ -22,12 +22,14 @@ from interlingua.contract.errors import (
     UnavailableError,
 )
 from interlingua.server.exchange import Exchange, Presence
+from interlingua.server.keys import Keys
 from interlingua.server.kserve import KServe
 from interlingua.server.middleware import ClientLeftError, check_key, read_body
 from interlingua.server.responses import RenderError, answer_stream, answer_whole
 from interlingua.server.routes import Endpoint, Handler, RouteTable, paths_of
 from interlingua.server.settings import ServerSettings
 from interlingua.server.system import System, plain_error
+from interlingua.server.tls import Certificates
 from interlingua.service.service import Service
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class App:
     ) -> None:
         self.service = service
         self.settings = settings
+        self.keys = Keys(settings.api_key, settings.api_key_file)
+        self.certificates = Certificates.of(settings)
         self._dialects = tuple(dialects)
         self._wire = wire
         self._table = RouteTable()
@@ -58,10 +62,16 @@ class App:
                 endpoint = Endpoint(self._generation(dialect, route), dialect.render_error)
                 for path in paths_of(dialect, route.path):
                     self._table.add(route.method, path, endpoint)
-        system = System(service, settings, wire, self._dialects)
-        self.system_routes = (*system.routes(), *KServe(service, settings, wire).routes())
+        system = System(service, settings, self.keys, wire, self._dialects)
+        self.system_routes = (*system.routes(), *KServe(service, settings, self.keys, wire).routes())
         for own in self.system_routes:
             self._table.add(own.method, own.path, Endpoint(own.handler, self._shape_of(own.path)))
+
+    def refresh(self, force: bool = False) -> None:
+        """Reads keys and certificates again whose files have changed, or all. For any thread; blocks on the disk."""
+        self.keys.refresh(force)
+        if self.certificates is not None:
+            self.certificates.refresh(force)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -119,7 +129,7 @@ class App:
 
     def _generation(self, dialect: Dialect, route: Route) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            check_key(exchange, self.settings.api_key)
+            check_key(exchange, self.keys)
             if self.service.model is None:
                 raise UnavailableError("the model is loading")
             body = await read_body(exchange, self.settings.payload_limit)
@@ -173,6 +183,7 @@ def build_app(
 
     Raises:
         ValueError: two routes stand at the same method and path.
+        ModelError: a file of the settings cannot be read.
     """
     return App(
         service,

@@ -20,6 +20,7 @@ from interlingua.dialects._tensors import BOOL, BYTES, UINT32
 from interlingua.dialects._triton_table import COLUMN, ID
 from interlingua.dialects.triton import VERSION, check_model
 from interlingua.server.exchange import Exchange
+from interlingua.server.keys import Keys
 from interlingua.server.middleware import check_key, read_body
 from interlingua.server.routes import Plane, SystemRoute
 from interlingua.server.settings import ServerSettings
@@ -95,9 +96,10 @@ def repository_index(service: Service) -> list[dict[str, Any]]:
 class KServe:
     """The handlers. Holds no state of its own."""
 
-    def __init__(self, service: Service, settings: ServerSettings, wire: DialectSettings) -> None:
+    def __init__(self, service: Service, settings: ServerSettings, keys: Keys, wire: DialectSettings) -> None:
         self._service = service
         self._settings = settings
+        self._keys = keys
         self._wire = wire
 
     def routes(self) -> Iterator[SystemRoute]:
@@ -139,7 +141,7 @@ class KServe:
         await exchange.reply(_json(model_config(model) | vendor_config(model, self._service.room)))
 
     async def index(self, exchange: Exchange) -> None:
-        check_key(exchange, self._settings.api_key)
+        check_key(exchange, self._keys)
         body = await read_body(exchange, self._settings.payload_limit)
         only_ready = False
         if body.strip():  # clients send nothing at all as well
@@ -151,7 +153,7 @@ class KServe:
 
     async def stop_infer(self, exchange: Exchange) -> None:
         """Ends a running request by the client's id or by that of `x-request-id`; answers with the body as sent."""
-        check_key(exchange, self._settings.api_key)
+        check_key(exchange, self._keys)
         self._served(exchange)
         document = parse_object(await read_body(exchange, self._settings.payload_limit), self._wire.max_json_depth)
         name = read_field(document, ID, COLUMN, self._wire)

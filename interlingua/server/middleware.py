@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import TYPE_CHECKING
 
 from interlingua.contract.errors import InterlinguaError, PayloadTooLargeError, UnauthorizedError
 
 if TYPE_CHECKING:
     from interlingua.server.exchange import Exchange
+    from interlingua.server.keys import Keys
 
 
 class ClientLeftError(InterlinguaError):
@@ -17,13 +17,12 @@ class ClientLeftError(InterlinguaError):
     kind = "cancelled"
 
 
-def check_key(exchange: Exchange, api_key: str | None) -> None:
-    """Asks for the operator's key, if there is one. Compares in constant time. Raises UnauthorizedError."""
-    if api_key is None:
+def check_key(exchange: Exchange, keys: Keys) -> None:
+    """Asks for one of the operator's keys, if there are any. Raises UnauthorizedError."""
+    if not keys.asked_for:
         return
     scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
-    good = hmac.compare_digest(key.strip().encode(), api_key.encode())
-    if scheme.lower() != "bearer" or not good:
+    if scheme.lower() != "bearer" or not keys.accepts(key.strip()):
         raise UnauthorizedError("a valid key is needed: `Authorization: Bearer KEY`")
 
 

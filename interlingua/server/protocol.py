@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -20,10 +21,12 @@ from interlingua.server.exchange import WATCH
 from interlingua.server.settings import ServerSettings
 
 _MAX_PIPELINED = 16  # requests of one connection that wait behind the one being answered
+_FRAMING = 1 << 20  # bytes around a body's pieces that are allowed anyway; beyond them, so many for a byte of body:
+_FRAMING_PER_BYTE = 8
 
 
-class HeadTooLargeError(Exception):
-    """More header bytes or lines than allowed. Raised inside the parser, which stops at it."""
+class BadRequestError(Exception):
+    """A request that must not be answered as it stands. Raised inside the parser, which stops at it."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -46,6 +49,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes that the client had not taken when the write timer started
         self._discarded = 0  # bytes of a body whose answer is complete
+        self._raw_bytes = 0  # that came while a body was being read
+        self._body_bytes = 0  # of the body among them
         self._in_body = False  # the head is complete, the body is not
         self._body_timer: asyncio.TimerHandle | None = None
         self._last_data = 0.0  # when a byte came last, on the loop's clock
@@ -96,20 +101,57 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check_head()
+        if self.parser.should_upgrade():
+            return  # the parser stops here; `_decline_upgrade` goes on
         self._stop_head_timer()
         self._in_head = False
         self._in_body = True
+        self._raw_bytes = self._body_bytes = 0
         self.scope["extensions"] = {WATCH: {"watch": self.watch}}
         super().on_headers_complete()
         if len(self.pipeline) > _MAX_PIPELINED:
             self.transport.abort()
+
+    def _check_head(self) -> None:
+        """Refuses what a proxy before us might understand otherwise. The parser refuses most of it by itself."""
+        version = self.parser.get_http_version()
+        hosts = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version != "1.1"):
+                raise BadRequestError
+        if version not in ("1.0", "1.1") or hosts > 1 or (hosts == 0 and version == "1.1"):
+            raise BadRequestError
+        if self.parser.get_method() == b"CONNECT":
+            raise BadRequestError
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Reads the request again without its wish for another protocol, as HTTP allows, and then what follows.
+
+        Java's client wishes for HTTP/2 in its first request to a server. The parser would take its body for the
+        other protocol's bytes.
+        """
+        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(
+                    word for word in value.split(b",") if word.strip().lower() in (b"close", b"keep-alive")
+                )
+            elif name in (b"upgrade", b"http2-settings"):
+                continue
+            lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._feed(b"\r\n".join((*lines, b"", rest)))
 
     def _count_head(self, size: int, lines: int) -> None:
         self._head_bytes += size
         self._head_lines += lines
         settings = self.settings
         if self._head_bytes > settings.max_header_bytes or self._head_lines > settings.max_headers:
-            raise HeadTooLargeError
+            raise BadRequestError
 
     def send_400_response(self, msg: str) -> None:
         """The parser has given up. What it had given up at decides between 400 and 431."""
@@ -155,15 +197,31 @@ class LimitedProtocol(HttpToolsProtocol):
     # --- the body ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
         if self._in_body:
+            self._raw_bytes += len(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
+        if self._in_body:
+            if self._raw_bytes > _FRAMING + _FRAMING_PER_BYTE * self._body_bytes:
+                self._in_body = False
+                self.transport.close()  # chunk extensions without end, or chunks of nothing
+                return
             self._last_data = self.loop.time()
             if self._body_timer is None:
                 self._body_timer = self.loop.call_later(self.settings.body_timeout, self._body_late)
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            self._decline_upgrade(data[stop.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
     def on_message_complete(self) -> None:
         self._in_body = False
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def _body_late(self) -> None:
         self._body_timer = None
@@ -179,6 +237,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(408, f"no byte of the body came for {self.settings.body_timeout:g} seconds")
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
         if self.cycle.response_complete:
             # Refused before its end. Reading on lets the refusal arrive; a client that never ends is cut off.
             self._discarded += len(body)

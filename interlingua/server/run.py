@@ -9,8 +9,8 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from uvicorn import Config, Server
 
@@ -19,6 +19,9 @@ from interlingua.server.app import App
 from interlingua.server.protocol import protocol_class
 from interlingua.server.settings import ServerSettings
 from interlingua.service.service import ServedModel, Service
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 _log = logging.getLogger(__name__)
 
@@ -29,10 +32,15 @@ DIED = 1  # exit code when the engine has died: a supervisor should start the se
 
 
 class _Server(Server):
-    """uvicorn's server inside our own loop: signals are ours, and starting can be waited for."""
+    """uvicorn's server inside our own loop: signals are ours, and starting can be waited for.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        refresh: called once a second, in a thread: reads keys and certificates again that have changed.
+    """
+
+    def __init__(self, config: Config, refresh: Callable[[], None]) -> None:
         super().__init__(config)
+        self._refresh = refresh
         self.listening = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -45,8 +53,9 @@ class _Server(Server):
         self.listening.set()
 
     async def main_loop(self) -> None:
-        """Renews the date header once a second, until `end`."""
+        """Renews the date header, keys and certificates once a second, until `end`."""
         while not await self.on_tick(0):
+            await asyncio.to_thread(self._refresh)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), 1.0)
 
@@ -79,32 +88,45 @@ async def listening(app: App, listener: socket.socket, hurry: asyncio.Event | No
     ends the rest with an error event; the connections are closed.
     """
     settings = app.settings
-    server = _Server(
-        Config(
-            app,
-            http=protocol_class(settings),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # its warnings come once for every broken request, and there may be thousands
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=math.ceil(settings.keep_alive_timeout),
-            timeout_graceful_shutdown=_LAST_BYTES,
-        )
+    config = Config(
+        _with_cors(app, settings.cors_allow_origin),
+        http=protocol_class(settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # its warnings come once for every broken request, and there may be thousands
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=math.ceil(settings.keep_alive_timeout),
+        timeout_graceful_shutdown=_LAST_BYTES,
     )
+    config.load()
+    config.ssl = app.certificates.context if app.certificates else None
+    server = _Server(config, app.refresh)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await _first(serving, server.listening.wait())
         if serving.done():
             await serving  # raises why
         host, port = listener.getsockname()[:2]
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if app.certificates else "http"
+        yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
         await _wind_down(app, hurry or asyncio.Event())
         server.end()
         await serving
+
+
+def _with_cors(app: App, origins: Sequence[str]) -> ASGIApp:
+    """`app` for pages of these origins; without any, no page of another origin can read an answer."""
+    if not origins:
+        return app
+    from starlette.middleware.cors import CORSMiddleware
+
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"], max_age=600
+    )
 
 
 async def _wind_down(app: App, hurry: asyncio.Event) -> None:
@@ -141,6 +163,7 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
     """Serves until SIGINT or SIGTERM: opens the port, loads the model behind it, waits, ends.
 
     A second signal ends without waiting for running requests. If the engine dies, the server ends by itself.
+    SIGHUP reads keys and certificates again.
 
     Args:
         load: makes the served model, its engine started. May take long; blocks the event loop nowhere.
@@ -159,9 +182,12 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
     def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, on_signal)
+    def on_hangup() -> None:
+        loop.run_in_executor(None, app.refresh, True)
+
+    handlers = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal, signal.SIGHUP: on_hangup}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
         async with listening(app, listener, hurry) as url:
             loading = asyncio.ensure_future(load())
@@ -177,7 +203,7 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
                 loading.cancel()
         return DIED if loading.result().engine.failure is not None else 0
     finally:
-        for number in signals:
+        for number in handlers:
             loop.remove_signal_handler(number)
 
 

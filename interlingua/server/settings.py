@@ -12,6 +12,13 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8080  # 0 = any free one
     api_key: str | None = None  # asked of every POST as `Authorization: Bearer KEY`
+    api_key_file: str | None = None  # more keys, one on each line; read again when it changes
+    tls_certificate: str | None = None  # PEM file: the server's, with those between it and the root; None = plain HTTP
+    tls_key: str | None = None
+    tls_key_password_file: str | None = None
+    tls_client_ca: tuple[str, ...] = ()  # every client must show a certificate that one of these has signed
+    tls_crl: tuple[str, ...] = ()  # revoked certificates of clients
+    cors_allow_origin: tuple[str, ...] = ()  # origins whose pages may call; "*" = all; none = no CORS headers
     payload_limit: int = 40 * 1024 * 1024  # a request's body
     max_header_bytes: int = 64 * 1024  # request line and headers together
     max_headers: int = 100

@@ -21,6 +21,7 @@ from interlingua.dialects._json import parse_object
 from interlingua.dialects._tgi_table import INPUTS, MINDIE
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
+from interlingua.server.keys import Keys
 from interlingua.server.kserve import health_reply
 from interlingua.server.middleware import check_key, read_body
 from interlingua.server.routes import Plane, SystemRoute
@@ -49,10 +50,16 @@ class System:
     """The handlers. Holds no state of its own."""
 
     def __init__(
-        self, service: Service, settings: ServerSettings, wire: DialectSettings, dialects: Sequence[Dialect]
+        self,
+        service: Service,
+        settings: ServerSettings,
+        keys: Keys,
+        wire: DialectSettings,
+        dialects: Sequence[Dialect],
     ) -> None:
         self._service = service
         self._settings = settings
+        self._keys = keys
         self._wire = wire
         self._dialects = dialects
 
@@ -82,7 +89,7 @@ class System:
 
     async def tokenize(self, exchange: Exchange) -> None:
         """TGI's form: `inputs` to a list of tokens, each with the bytes of the text that it stands for."""
-        check_key(exchange, self._settings.api_key)
+        check_key(exchange, self._keys)
         body = await read_body(exchange, self._settings.payload_limit)
         parsed = parse_object(body, self._wire.max_json_depth)
         parts = read_field(parsed, INPUTS, MINDIE, self._wire)
@@ -98,11 +105,8 @@ class System:
         await exchange.reply(Reply(200, orjson.dumps(tokens)))
 
     async def openapi(self, exchange: Exchange) -> None:
-        await exchange.reply(
-            Reply(
-                200, orjson.dumps(openapi.document(self._dialects, self._wire, key=self._settings.api_key is not None))
-            )
-        )
+        document = openapi.document(self._dialects, self._wire, key=self._keys.asked_for)
+        await exchange.reply(Reply(200, orjson.dumps(document)))
 
     async def docs(self, exchange: Exchange) -> None:
         html = await openapi.page("/openapi.json")

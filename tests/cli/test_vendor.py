@@ -10,7 +10,7 @@ import pytest
 
 from interlingua.cli.options import BY_NAME
 from interlingua.cli.settings import Notes, UsageError, resolve
-from interlingua.cli.vendor import KEYS
+from interlingua.cli.vendor import KEYS, TLS_KEYS
 
 CONFIG: dict[str, Any] = {
     "Version": "1.0.0",
@@ -64,9 +64,45 @@ def test_wrong_value_is_named_as_the_file_names_it(tmp_path: Path) -> None:
         resolve({}, {}, write(tmp_path, config), Notes())
 
 
-def test_https_is_refused_and_not_dropped_in_silence(tmp_path: Path) -> None:
-    config = {**CONFIG, "ServerConfig": {**CONFIG["ServerConfig"], "httpsEnabled": True}}
-    with pytest.raises(UsageError, match=r"`ServerConfig\.httpsEnabled` must be false"):
+TLS = {
+    "httpsEnabled": True,
+    "tlsCaPath": "security/ca/",
+    "tlsCaFile": ["ca.pem", "other.pem"],
+    "tlsCert": "security/certs/server.pem",
+    "tlsPk": "security/keys/server.key.pem",
+    "tlsPkPwd": "/run/secrets/password.txt",
+    "tlsCrlPath": "security/certs/",
+    "tlsCrlFiles": [],
+}
+
+
+def test_https_takes_its_files_along(tmp_path: Path) -> None:
+    config = {**CONFIG, "ServerConfig": {**CONFIG["ServerConfig"], **TLS}}
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    notes = Notes()
+    options = resolve({}, {}, write(folder, config), notes)
+    security = tmp_path / "security"
+    assert options.tls_certificate == str(security / "certs/server.pem")
+    assert options.tls_key == str(security / "keys/server.key.pem")
+    assert options.tls_key_password_file == "/run/secrets/password.txt"
+    assert options.tls_client_ca == (str(security / "ca/ca.pem"), str(security / "ca/other.pem"))
+    assert options.tls_crl == ()
+    assert ".tls" not in notes[0] and "httpsEnabled" not in notes[0]
+
+
+def test_https_switched_off_needs_no_files(tmp_path: Path) -> None:
+    config = {**CONFIG, "ServerConfig": {**CONFIG["ServerConfig"], **TLS, "httpsEnabled": False}}
+    notes = Notes()
+    options = resolve({}, {}, write(tmp_path, config), notes)
+    assert options.tls_certificate is None and options.tls_client_ca == ()
+    assert "ServerConfig.tlsCert" in notes[0]
+
+
+@pytest.mark.parametrize("asked", [True, "true", 1, None])
+def test_https_without_a_certificate_is_no_plain_http(tmp_path: Path, asked: object) -> None:
+    config = {**CONFIG, "ServerConfig": {**CONFIG["ServerConfig"], "httpsEnabled": asked}}
+    with pytest.raises(UsageError, match=r"`ServerConfig\.httpsEnabled` is true"):
         resolve({}, {}, write(tmp_path, config), Notes())
 
 
@@ -75,7 +111,7 @@ def test_command_line_wins_over_it(tmp_path: Path) -> None:
 
 
 def test_it_maps_to_options_that_exist() -> None:
-    assert set(KEYS.values()) <= set(BY_NAME)
+    assert set(KEYS.values()) | set(TLS_KEYS.values()) <= set(BY_NAME)
 
 
 def test_json_with_our_own_keys(tmp_path: Path) -> None:

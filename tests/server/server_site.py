@@ -10,7 +10,7 @@ from typing import Any
 from byte_model import House, house
 from sockets import Answer, Connection, ask
 
-from interlingua.server.app import build_app
+from interlingua.server.app import App, build_app
 from interlingua.server.routes import discover
 from interlingua.server.run import bind, listening
 from interlingua.server.settings import ServerSettings
@@ -21,6 +21,7 @@ class Site:
     """A running server and what stands behind it."""
 
     home: House
+    app: App
     port: int
 
     async def ask(self, method: str, path: str, body: object = b"") -> Answer:
@@ -53,6 +54,6 @@ async def starting() -> AsyncIterator[Start]:
             listener = bind(settings)
             port = listener.getsockname()[1]
             await stack.enter_async_context(listening(app, listener))
-            return Site(home, port)
+            return Site(home, app, port)
 
         yield begin

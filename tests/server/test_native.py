@@ -53,12 +53,15 @@ class Steps:
         self._allowed = threading.Semaphore(0)
         self._free = False
         self.taken = 0  # steps that have begun
+        self.fault: Exception | None = None  # what the next step fails with
         run = Batch.run
 
         def held(batch: Batch, model: Any) -> None:
             self.taken += 1
             if not self._free:
                 assert self._allowed.acquire(timeout=60), "the test allowed no further step"
+            if self.fault is not None:
+                raise self.fault
             run(batch, model)
 
         monkeypatch.setattr(Batch, "run", held)
@@ -226,22 +229,18 @@ async def test_health_turns_bad_when_no_step_ends(tiny: ModelFiles, steps: Steps
 
 
 async def test_a_crash_of_the_engine_ends_its_requests_and_health_says_so(
-    tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch
+    tiny: ModelFiles, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ):
-    run = Batch.run
-    count = 0
-
-    def broken(batch: Batch, model: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > 10:
-            raise RuntimeError("injected: secret text")
-        run(batch, model)
-
-    monkeypatch.setattr(Batch, "run", broken)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     async with serving(tiny) as site:
         whole, stream = [asyncio.create_task(ask(site.port, "POST", path, body("x", 100))) for path in PATHS[:2]]
+        await until(lambda: site.service.inside == 2)
+        for step in range(1, 6):
+            await steps.begun(step)
+            steps.allow()
+        await steps.begun(6)
+        steps.fault = RuntimeError("injected: secret text")
+        steps.allow_all()
         answer = await whole
         assert answer.status == 424 and b"secret" not in answer.body
         events = (await stream).events
