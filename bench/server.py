@@ -26,7 +26,9 @@ from pathlib import Path
 import uvloop
 from loadgen import Load, measure
 
-READY = re.compile(r"^Ready in [\d.]+ s: (?P<model>\S+), .*weights (?P<weights>\d+) MB.* at (?P<url>http://\S+:\d+),")
+READY = re.compile(
+    r"^Ready in [\d.]+ s: (?P<model>\S+), .*weights (?P<weights>\d+) MB, KV pool (?P<pool>\d+) MB.* at (?P<url>http://\S+:\d+),"
+)
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Server:
     ready_s: float  # from the process's start until its line that says it serves
     resident: int  # bytes right after that
     weights: int  # bytes that its packed weights take, as it says
+    pool: int  # bytes of its KV pool, as it says
     errors: list[str] = field(default_factory=list)  # lines of its standard error so far
 
     @property
@@ -107,8 +110,9 @@ def running(
             reading.join(5)
             raise RuntimeError(f"the server did not start: {''.join(errors)}")
         ready_s = time.monotonic() - begun
-        resident, weights = resident_of(process.pid), int(ready["weights"]) * 1_000_000
-        yield Server(process, ready["model"], ready["url"], ready_s, resident, weights, errors)
+        resident = resident_of(process.pid)
+        weights, pool = (int(ready[name]) * 1_000_000 for name in ("weights", "pool"))
+        yield Server(process, ready["model"], ready["url"], ready_s, resident, weights, pool, errors)
     finally:
         impatience.cancel()
         process.terminate()

@@ -74,6 +74,22 @@ def _models(options: Options) -> Iterator[tuple[str, str]]:
     cache = cache_folder(options.cache)
     yield "cache", str(cache)
     for model in KNOWN_MODELS.values():
-        here = (cache / "models" / model.name / model.file).is_file()
-        default = ", the default" if model.name == DEFAULT_MODEL else ""
-        yield "model", f"{model.name} ({model.size / 1e6:.0f} MB, {'here' if here else 'not fetched'}{default})"
+        file = cache / "models" / model.name / model.file
+        facts = [f"{model.size / 1e6:.0f} MB", "here" if file.is_file() else "not fetched"]
+        if model.name == DEFAULT_MODEL:
+            facts.append("the default")
+        if file.is_file():
+            facts.append(_pool(file, options))
+        yield "model", f"{model.name} ({', '.join(facts)})"
+
+
+def _pool(file: Path, options: Options) -> str:
+    """The KV memory that serving the model would take now, or why it cannot be served."""
+    from interlingua.engine.native.engine import NativeOptions
+    from interlingua.engine.native.load import planned_pool
+    from interlingua.hub.files import from_gguf
+
+    try:
+        return str(planned_pool(from_gguf(file, file.stem, None), NativeOptions(kv_memory=options.kv_memory)))
+    except ModelError as problem:
+        return problem.message

@@ -204,9 +204,10 @@ class Options:
         Size(),
         None,
         Group.MEMORY,
-        "memory for the KV cache",
-        absent="a share of the free memory, at least one full context",
-        commands=_RUN,
+        "memory for the KV cache, which finished prompts fill in time (`prefix_cache`); refused at start if so much "
+        "is not free",
+        absent="a quarter of the free memory, at most eight full contexts or 65,536 tokens, at least one context",
+        commands=_CPU,
     )
     max_batch_tokens: int = _option(
         Integer(16, 1_048_576), 512, Group.MEMORY, "tokens computed in one step, prompts and answers together"

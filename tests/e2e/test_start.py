@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import shutil
@@ -14,9 +15,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from calls import MODEL
+from calls import GENERATE, MODEL
 from command_line import refused, run
-from server import Server
+from server import Server, running
 from tokenizers import Tokenizer
 
 from interlingua.hub import resolve
@@ -102,6 +103,7 @@ def test_pull_leaves_nothing_to_do_for_the_first_start(tmp_path: Path) -> None:
 def test_unsupported_architecture(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     tiny_gguf(path, "mamba")
+    resolve("gemma3-270m")  # the download would speak up
     for model, architecture in ((path, "mamba"), ("gemma3-270m", "gemma3")):
         line = line_of(model)
         assert f"unsupported architecture '{architecture}'" in line and "llama" in line.partition("supported:")[2]
@@ -144,6 +146,26 @@ def test_process_that_may_not_grow() -> None:
 
 def test_kv_memory_for_no_block() -> None:
     assert "kv_memory" in line_of(MODEL, "--kv-memory", "1KiB")
+
+
+def test_kv_memory_that_there_is_not() -> None:
+    line = line_of(MODEL, "--kv-memory", "1000000GB")
+    assert "kv_memory of 1000000.0 GB does not fit in memory" in line and "free beside the weights" in line
+
+
+async def test_memory_stays_within_weights_and_pool_when_the_cache_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """Finished prompts fill the KV pool with their blocks, and nothing else may grow."""
+    with running(["--kv-memory", "48MiB"]) as server:
+        assert 49_000_000 < server.pool < 51_000_000
+        tokens = server.gauge("interlingua_kv_blocks_total") * server.gauge("interlingua_kv_block_tokens")
+        prompts = [f"{number} ships move slowly over calm water. " * 60 for number in range(8)]
+        calls = (GENERATE.call(server.port, prompt, max_new_tokens=4, ignore_eos=True) for prompt in prompts)
+        await asyncio.gather(*calls)
+        assert server.gauge("interlingua_prompt_tokens_total") > tokens
+        resident = server.resident_now()
+        with capsys.disabled():
+            print(f"\n{resident / 1e6:.0f} MB resident with a full pool ", end="")
+        assert resident < server.weights + server.pool + ROOM
 
 
 def test_port_in_use(server: Server) -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from interlingua.engine.native.engine import NativeOptions
 
 KV_SHARE = 0.25  # of the memory that is free once the weights are packed
-_KV_CAP_CONTEXTS = 64  # a pool larger than this many full contexts serves nobody
+# More is for the operator to ask for: the prefix cache fills whatever there is, and that looks like a leak.
+KV_CONTEXTS = 8
+KV_TOKENS = 65_536  # eight short contexts would be too few for many streams
 _NUMERICS = {"int8": ActivationKind.INT8, "int16": ActivationKind.INT16}
 _KIND_NAMES = {WeightKind.INT4: "int4", WeightKind.INT8: "int8", WeightKind.BF16: "bfloat16"}
 
@@ -56,6 +58,25 @@ class LoadedModel:
     kv_blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """Size of the KV memory."""
+
+    blocks: int
+    block_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * KV_BLOCK
+
+    @property
+    def bytes(self) -> int:
+        return self.blocks * self.block_bytes
+
+    def __str__(self) -> str:
+        return f"KV pool {self.bytes / 1e6:.0f} MB ({self.tokens:,} tokens)"
+
+
 def families() -> list[Family]:
     """All model families, by scanning the folder."""
     names = [module.name for module in pkgutil.iter_modules(models.__path__)]
@@ -87,10 +108,8 @@ def load_model(
     family = find_family(files)
     checkpoint = open_checkpoint(files)
     gguf = files.kind == "gguf"
-    config = family.config_from_gguf(files.config, checkpoint) if gguf else family.config_from_json(files.config)
-    context = min(options.max_seq_len or config.context, config.context)
-    size = sum(path.stat().st_size for path in files.paths)
-    _check_memory(files, size, options)
+    config = _config(family, files, checkpoint)
+    size = _check_memory(files, options)
     threads = options.threads or len(os.sched_getaffinity(0))
     try:
         model = Model(options.tier, threads, _NUMERICS[options.activations], options.max_batch_tokens)
@@ -104,16 +123,16 @@ def load_model(
         if progress is not None:
             progress(min(done, size), size)
 
-    token_bytes = config.layers * config.kv_heads * config.padded_head * 2 * 2
     try:
         # The pool is mapped before the program refers to it; its pages are touched as tokens arrive.
-        blocks = _kv_blocks(options, size, token_bytes, context)
-        model.set_kv(config.layers, blocks, config.kv_heads, config.padded_head)
+        context = _context(config, options)
+        pool = _kv_pool(config, options, size)
+        model.set_kv(config.layers, pool.blocks, config.kv_heads, config.padded_head)
         kind = family.build(model, config, checkpoint, WeightLoader(model, options.quantize, packed), context, gguf)
     except MemoryError:
         raise ModelError(f"not enough memory for model {files.name}") from None
     checkpoint.drop_pages()
-    context = min(context, blocks * KV_BLOCK)
+    context = min(context, pool.tokens)
     numerics = "bfloat16" if kind == WeightKind.BF16 else f"{_KIND_NAMES[kind]} weights, {options.activations}"
     info = EngineInfo(
         name="native",
@@ -123,10 +142,26 @@ def load_model(
         device="cpu",
         description=(
             f"{config.architecture}, {numerics} activations, {model.kernels} kernels, {threads} threads, "
-            f"weights {model.weight_bytes / 1e6:.0f} MB, KV pool {blocks * KV_BLOCK:,} tokens"
+            f"weights {model.weight_bytes / 1e6:.0f} MB, {pool}"
         ),
     )
-    return LoadedModel(model, config, info, blocks)
+    return LoadedModel(model, config, info, pool.blocks)
+
+
+def planned_pool(files: ModelFiles, options: NativeOptions) -> KvPool:
+    """The KV memory that `load_model` would set aside now. Raises ModelError as it would."""
+    family = find_family(files)
+    return _kv_pool(_config(family, files, open_checkpoint(files)), options, _check_memory(files, options))
+
+
+def _config(family: Family, files: ModelFiles, checkpoint: Checkpoint) -> ModelConfig:
+    if files.kind == "gguf":
+        return family.config_from_gguf(files.config, checkpoint)
+    return family.config_from_json(files.config)
+
+
+def _context(config: ModelConfig, options: NativeOptions) -> int:
+    return min(options.max_seq_len or config.context, config.context)
 
 
 def available_memory() -> int:
@@ -139,7 +174,9 @@ def available_memory() -> int:
     return available
 
 
-def _check_memory(files: ModelFiles, size: int, options: NativeOptions) -> None:
+def _check_memory(files: ModelFiles, options: NativeOptions) -> int:
+    """Bytes of the weight files. Raises ModelError if what becomes of them does not fit."""
+    size = sum(path.stat().st_size for path in files.paths)
     factor = {"auto": 1.0, "none": 2.0, "int8": 1.1, "int4": 1.0}[options.quantize]
     needed, free = int(size * factor), available_memory()
     if needed > free:
@@ -147,22 +184,29 @@ def _check_memory(files: ModelFiles, size: int, options: NativeOptions) -> None:
             f"model {files.name} does not fit in memory: about {needed / 1e9:.1f} GB of weights, "
             f"{free / 1e9:.1f} GB free"
         )
+    return size
 
 
-def _kv_blocks(options: NativeOptions, weights: int, token_bytes: int, context: int) -> int:
-    """Blocks of the pool: what was asked for, else a share of free memory; never less than one full context."""
-    block_bytes = token_bytes * KV_BLOCK
-    full = -(-context // KV_BLOCK)
-    if options.kv_memory is not None:
-        blocks = options.kv_memory // block_bytes
-        if blocks < 1:
-            raise ModelError(f"kv_memory of {options.kv_memory} bytes holds no block of {block_bytes} bytes")
-        return min(blocks, full * _KV_CAP_CONTEXTS)
+def _kv_pool(config: ModelConfig, options: NativeOptions, weights: int) -> KvPool:
+    """What was asked for, else a share of free memory up to `KV_CONTEXTS`; by default at least one full context."""
+    block_bytes = config.layers * config.kv_heads * config.padded_head * 2 * 2 * KV_BLOCK  # k and v, fp16
     free = max(0, available_memory() - weights)
-    blocks = max(full, min(int(free * KV_SHARE) // block_bytes, full * _KV_CAP_CONTEXTS))
-    if blocks * block_bytes > free:
+    if options.kv_memory is not None:
+        if options.kv_memory < block_bytes:
+            raise ModelError(f"kv_memory of {options.kv_memory} bytes holds no block of {block_bytes} bytes")
+        if options.kv_memory > free:
+            raise ModelError(
+                f"kv_memory of {options.kv_memory / 1e9:.1f} GB does not fit in memory: "
+                f"{free / 1e9:.1f} GB are free beside the weights"
+            )
+        return KvPool(options.kv_memory // block_bytes, block_bytes)
+    context = _context(config, options)
+    full = -(-context // KV_BLOCK)
+    most = max(full * KV_CONTEXTS, KV_TOKENS // KV_BLOCK)
+    pool = KvPool(max(full, min(int(free * KV_SHARE) // block_bytes, most)), block_bytes)
+    if pool.bytes > free:
         raise ModelError(
             f"one context of {context} tokens needs {full * block_bytes / 1e9:.1f} GB of KV memory, "
             f"{free / 1e9:.1f} GB free; lower --max-seq-len"
         )
-    return blocks
+    return pool
