@@ -26,13 +26,10 @@ def run_step(loaded: LoadedModel, sequences: list[tuple[int, int]], tables: np.n
     offsets = np.cumsum([0] + [rows for _, rows in sequences]).astype(np.int32)
     wanted = len(sequences)
     tokens = (positions * 37 % 40000 + 3).astype(np.int32)
-    results = (np.empty(wanted, np.int32), np.empty(wanted, np.float32), np.empty(wanted, np.int32))
-    tops = (np.empty((wanted, 8), np.int32), np.empty((wanted, 8), np.float32))
+    results = (np.empty(wanted, np.int32), np.empty(wanted, np.float32))
     score = np.full(wanted, -1, np.int32)
     start = time.perf_counter()
-    loaded.model.step(
-        tokens, positions, offsets, tables, offsets[1:] - 1, score, np.zeros(wanted, np.int32), *results, *tops
-    )
+    loaded.model.step(tokens, positions, offsets, tables, offsets[1:] - 1, score, np.zeros(wanted, np.int32), *results)
     return time.perf_counter() - start
 
 

@@ -1,0 +1,80 @@
+"""What each decoding parameter costs: tokens per second of 32 rows that have it, beside 32 plain sampled rows.
+
+    .venv/bin/python bench/sampling.py [--rows 32] [--tokens 200] [--rounds 3] [MODEL]
+
+Each row has its own prompt and seed, prefill included. Parameters take turns, so that a busy machine slows all of them;
+prints one JSON line for each with the best of its rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from dataclasses import replace
+
+from interlingua.contract.events import FailedEvent
+from interlingua.contract.request import PreparedRequest, SamplingParams, Watermark
+from interlingua.engine.native.engine import NativeEngine, NativeOptions
+from interlingua.hub import resolve
+
+PLAIN = SamplingParams(do_sample=True)
+KINDS: dict[str, SamplingParams] = {
+    "plain": PLAIN,
+    "greedy": SamplingParams(),
+    "top_k 50": replace(PLAIN, top_k=50),
+    "top_p 0.9": replace(PLAIN, top_p=0.9),
+    "typical_p 0.9": replace(PLAIN, typical_p=0.9),
+    "min_p 0.05": replace(PLAIN, min_p=0.05),
+    "repetition_penalty 1.2": replace(PLAIN, repetition_penalty=1.2),
+    "watermark": replace(PLAIN, watermark=Watermark()),
+}
+
+
+async def run(engine: NativeEngine, sampling: SamplingParams, rows: int, tokens: int) -> float:
+    """Tokens per second."""
+
+    async def one(row: int) -> None:
+        request = PreparedRequest(
+            request_id=str(row),
+            prompt_ids=tuple(3 + (row * 977 + i * 31) % 20_000 for i in range(64)),
+            max_new_tokens=tokens,
+            sampling=replace(sampling, seed=row),
+            stop_token_ids=frozenset(),
+        )
+        async for event in engine.generate(request):
+            if isinstance(event, FailedEvent):
+                raise event.error
+
+    start = time.perf_counter()
+    await asyncio.gather(*(one(row) for row in range(rows)))
+    return rows * tokens / (time.perf_counter() - start)
+
+
+async def measure(args: argparse.Namespace) -> None:
+    engine = NativeEngine(resolve(args.model), NativeOptions())
+    await engine.start()
+    chosen = {name: kind for name, kind in KINDS.items() if not args.only or name in ("plain", *args.only)}
+    best = dict.fromkeys(chosen, 0.0)
+    for _ in range(args.rounds):
+        for name, sampling in chosen.items():
+            best[name] = max(best[name], await run(engine, sampling, args.rows, args.tokens))
+    for name, rate in best.items():
+        row = {"parameter": name, "tokens_per_s": round(rate), "of_plain_%": round(100 * rate / best["plain"], 1)}
+        print(json.dumps(row), flush=True)
+    await engine.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2-135m-instruct")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", help="a parameter's name; may be given several times")
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
