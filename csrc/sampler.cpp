@@ -221,13 +221,18 @@ Candidates candidates(const KernelTable& kernels, const float* logits, int32_t v
     c.keep_mass(rank, double(params.top_p));
   }
   if (params.typical_p < 1.0f) {  // Meister et al. 2023: nearest to the entropy first
-    const double total = c.total();
+    // With p = w / sum(w), |-ln p - H(p)| = |-ln w - sum(p * -ln w)|: one logarithm an id.
+    std::vector<double> surprise(c.p.size());
     double entropy = 0.0;
-    for (const float x : c.p)
-      if (x > 0.0f) entropy -= double(x) / total * std::log(double(x) / total);
+    for (size_t i = 0; i < surprise.size(); i++)
+      if (c.p[i] > 0.0f) {
+        surprise[i] = -std::log(double(c.p[i]));
+        entropy += double(c.p[i]) * surprise[i];
+      }
+    entropy /= c.total();
     std::vector<float> rank(c.p.size());
     for (size_t i = 0; i < rank.size(); i++)
-      rank[i] = c.p[i] > 0.0f ? float(std::fabs(-std::log(double(c.p[i]) / total) - entropy)) : 3.0e38f;
+      rank[i] = c.p[i] > 0.0f ? float(std::fabs(surprise[i] - entropy)) : 3.0e38f;
     c.keep_mass(rank, double(params.typical_p));
   }
   if (params.min_p > 0.0f) {

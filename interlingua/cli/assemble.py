@@ -13,6 +13,7 @@ from interlingua.cli.options import Options
 from interlingua.cli.progress import WeightsBar
 from interlingua.contract.engine import Engine
 from interlingua.contract.errors import ModelError
+from interlingua.contract.request import Watermark
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel
 from interlingua.text.chat_template import ChatTemplate, special_tokens
@@ -120,6 +121,7 @@ async def load(options: Options) -> ServedModel:
         defaults=defaults or ModelDefaults.from_mapping(files.generation_config),
         source=str(files.paths[0]),
         chat=chat_template(options, files, tokenizer),
+        watermark=Watermark(options.watermark_gamma, options.watermark_delta),
     )
 
 

@@ -203,16 +203,17 @@ class Integer(Kind[int]):
 
 
 class Number(Kind[float]):
-    """A finite number above `above` and up to `most`; `most` None = no upper end."""
+    """A finite number above `above`, and up to `most` or below `below`; both None = no upper end."""
 
     metavar = "X"
 
-    def __init__(self, above: float, most: float | None = None) -> None:
-        self._above, self._most = above, most
+    def __init__(self, above: float, most: float | None = None, below: float | None = None) -> None:
+        self._above, self._most, self._below = above, most, below
 
     @property
     def accepts(self) -> str:
         most = "" if self._most is None else f" and up to {self._most:g}"
+        most += "" if self._below is None else f" and below {self._below:g}"
         return f"a number above {self._above:g}{most}"
 
     def read(self, text: str) -> float:
@@ -231,7 +232,9 @@ class Number(Kind[float]):
         return f"{value:g}"
 
     def _in_range(self, number: float, given: object) -> float:
-        too_high = self._most is not None and number > self._most
+        too_high = (self._most is not None and number > self._most) or (
+            self._below is not None and number >= self._below
+        )
         if not math.isfinite(number) or number <= self._above or too_high:
             raise self.refusal(given)
         return number

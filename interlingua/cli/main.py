@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     command, config, flags = parser.parse(argv)
-    prompt = flags.pop("prompt", None)
+    prompt, file = flags.pop("prompt", None), flags.pop("file", None)
     notes = settings.Notes()
     options = settings.resolve(flags, os.environ, config, notes)
     for note in notes:
@@ -44,6 +44,10 @@ def _run(argv: Sequence[str]) -> int:
         from interlingua.cli import generate
 
         return generate.run(options, str(prompt))
+    if command == "detect-watermark":
+        from interlingua.cli import detect
+
+        return detect.run(options, str(file))
     if command == "pull":
         from interlingua.cli import pull
 

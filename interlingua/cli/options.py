@@ -71,8 +71,8 @@ class Option:
 _SERVE = ("serve",)
 _RUN = ("serve", "generate")  # the commands that load a model
 _CPU = ("serve", "generate", "info")
-_HUB = ("serve", "generate", "pull")
-_ALL = ("serve", "generate", "pull", "info")
+_HUB = ("serve", "generate", "pull", "detect-watermark")
+_ALL = ("serve", "generate", "pull", "info", "detect-watermark")
 
 
 def _option(
@@ -270,6 +270,16 @@ class Options:
     )
     ignore_generation_config: bool = _option(
         Switch(), False, Group.WIRE, "do not take sampling defaults from the model's generation_config.json"
+    )
+    watermark_gamma: float = _option(
+        Number(0, below=1),
+        0.5,
+        Group.WIRE,
+        "the share of the vocabulary that `watermark: true` favours at each token; who looks for the mark needs it",
+        commands=("serve", "detect-watermark"),
+    )
+    watermark_delta: float = _option(
+        Number(0, 100), 2.0, Group.WIRE, "what `watermark: true` adds to the logits of the favoured tokens"
     )
 
     chat_template: str | None = _option(

@@ -21,6 +21,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "generate text in the terminal",
         "Continues PROMPT with MODEL and writes the text as it comes. PROMPT - reads it from standard input.",
     ),
+    "detect-watermark": (
+        "tell whether a text was generated with a watermark",
+        "Counts the watermark of MODEL in FILE: a text, a JSON list of token ids, or a saved answer of any route (its "
+        "token ids if it has them). FILE - reads standard input.",
+    ),
     "pull": (
         "fetch a model into the cache",
         "Fetches the model NAME, checks it and keeps it, so that a later start needs no network.",
@@ -31,7 +36,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
 }
 
-_ARGUMENTS = {"serve": "[MODEL]", "generate": "MODEL PROMPT", "pull": "NAME", "info": ""}
+_ARGUMENTS = {
+    "serve": "[MODEL]",
+    "generate": "MODEL PROMPT",
+    "detect-watermark": "MODEL FILE",
+    "pull": "NAME",
+    "info": "",
+}
 _EPILOG = (
     "Every option is also an environment variable (INTERLINGUA_...) and a key of the YAML file of "
     "--config. The command line wins over the environment, the environment over the file. "
@@ -115,6 +126,9 @@ def _add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     if command == "generate":
         parser.add_argument("model", metavar="MODEL", type=_reader(BY_NAME["model"]), help="as for `serve`")
         parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - = standard input")
+    if command == "detect-watermark":
+        parser.add_argument("model", metavar="MODEL", type=_reader(BY_NAME["model"]), help="as for `serve`")
+        parser.add_argument("file", metavar="FILE", help="what to judge; - = standard input")
     if command == "pull":
         help = "a known name or a Hugging Face id"
         parser.add_argument("model", metavar="NAME", type=_reader(BY_NAME["model"]), help=help)

@@ -192,8 +192,8 @@ PARAMETERS = Table.of(
             name="watermark",
             rules=_both(Boolean()),
             defaults=_same("false"),
-            effect="Marks the text statistically.",
-            note="true is not supported yet.",
+            effect="Favours a share of all tokens, drawn anew after each token: the text can be recognised later.",
+            note="Share and strength: `--watermark-gamma`, `--watermark-delta`.",
         ),
         Field(
             name="grammar",

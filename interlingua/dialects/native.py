@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
-from interlingua.contract.errors import NotSupportedError, RequestError, ValidationError
+from interlingua.contract.errors import RequestError, ValidationError
 from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, TextStopped, TextToken
 from interlingua.contract.request import GenerationRequest, Priority, Prompt, StopMode, TokenPrompt
 from interlingua.dialects import _errors, _sse
@@ -39,8 +39,6 @@ def decode(wire: WireRequest, settings: DialectSettings) -> Call:
         ("", document.root, _ROOT_FIELDS.__contains__),
         ("parameters.", given, PARAMETERS.__contains__),
     )
-    if values.get("watermark"):
-        raise NotSupportedError("parameters.watermark", "true is not supported yet")
     details: bool = values.get("details", False)
     request = GenerationRequest(
         request_id=wire.request_id,

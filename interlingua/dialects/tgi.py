@@ -160,6 +160,7 @@ def sampling(values: Mapping[str, Any], profile: str) -> SamplingRequest:
         frequency_penalty=values.get("frequency_penalty"),
         frequency_over="all",
         seed=values.get("seed"),
+        watermark=values.get("watermark", False),
         use_model_defaults=profile == MINDIE,
         default_top_k=DEFAULT_TOP_K if profile == MINDIE else 0,
     )
@@ -179,8 +180,6 @@ def _check_combinations(values: Mapping[str, Any], sampled: bool, stream: bool) 
         raise ValidationError("parameters.decoder_input_details", "must be false on a stream, got true")
     if "grammar" in values:
         raise NotSupportedError("parameters.grammar", "is not supported yet")
-    if values.get("watermark"):
-        raise NotSupportedError("parameters.watermark", "true is not supported yet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
-from interlingua.contract.errors import NotFoundError, NotSupportedError, RequestError, ValidationError
+from interlingua.contract.errors import NotFoundError, RequestError, ValidationError
 from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, TextStopped, TextToken
 from interlingua.contract.request import GenerationRequest, Priority, Prompt, SamplingRequest, StopMode
 from interlingua.dialects import _errors, _sse
@@ -92,12 +92,7 @@ def make_request(
         values: by their names in `PARAMETERS`.
         names: the wire name of each parameter that errors may name; that of `max_new_tokens` is set to
             the one that counts.
-
-    Raises:
-        ValidationError: parameters that are good alone do not go together.
     """
-    if values.get("watermark"):
-        raise NotSupportedError(names["watermark"], "true is not supported yet")
     max_new_tokens = values.get("max_new_tokens")
     if max_new_tokens is None and "max_tokens" in values:
         max_new_tokens = values["max_tokens"]
@@ -141,6 +136,7 @@ def _sampling(values: Mapping[str, Any]) -> SamplingRequest:
         typical_p=values.get("typical_p"),
         repetition_penalty=values.get("repetition_penalty"),
         seed=values.get("seed"),
+        watermark=values.get("watermark", False),
         use_model_defaults=True,
         default_top_k=DEFAULT_TOP_K,
     )

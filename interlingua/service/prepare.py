@@ -25,6 +25,7 @@ from interlingua.contract.request import (
     SamplingRequest,
     TextPart,
     TokenPrompt,
+    Watermark,
 )
 from interlingua.service import adapters
 
@@ -143,6 +144,7 @@ class Preparer:
     Args:
         loaded: the engine's adapters, a live view.
         model_name: the served model's name; None = requests may name any.
+        watermark: what `watermark: true` stands for; None = TGI's defaults.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class Preparer:
         defaults: ModelDefaults | None = None,
         loaded: Mapping[str, Adapter] | None = None,
         model_name: str | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.room = Room.of(limits, info)
         self._loaded = {} if loaded is None else loaded
@@ -160,6 +163,7 @@ class Preparer:
         self._tokenizer = tokenizer
         self._info = info
         self._defaults = defaults or ModelDefaults()
+        self._watermark = watermark or Watermark()
         # A tokenizer may know more tokens than the model has logits for; those can never be generated.
         self._eos_ids = frozenset(token for token in tokenizer.eos_ids if token < self._info.vocab_size)
 
@@ -176,8 +180,6 @@ class Preparer:
         if request.grammar is not None:
             raise _not_supported(request, "grammar")
         self._adapter(request)
-        if sampling.watermark:
-            raise _not_supported(request, "watermark")
         if self._info.unsupported:
             self._check_supported(request)
         vocab_size = self._info.vocab_size
@@ -303,6 +305,7 @@ class Preparer:
         seed = wanted.seed if wanted.seed is not None else secrets.randbelow(MAX_DRAWN_SEED) + 1
         frequency = wanted.frequency_penalty or 0.0
         presence = wanted.presence_penalty or 0.0
+        watermark = self._watermark if wanted.watermark else None
         if not wanted.do_sample:
             return SamplingParams(
                 repetition_penalty=_first(wanted.repetition_penalty, None, 1.0),
@@ -310,6 +313,7 @@ class Preparer:
                 presence_penalty=presence,
                 frequency_over=wanted.frequency_over,
                 logit_bias=wanted.logit_bias,
+                watermark=watermark,
                 seed=seed,
             )
         defaults = self._defaults if wanted.use_model_defaults else ModelDefaults()
@@ -326,6 +330,7 @@ class Preparer:
             presence_penalty=presence,
             frequency_over=wanted.frequency_over,
             logit_bias=wanted.logit_bias,
+            watermark=watermark,
             seed=seed,
         )
 

@@ -29,7 +29,14 @@ from interlingua.contract.errors import (
     ValidationError,
 )
 from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, Timing, fold
-from interlingua.contract.request import Adapter, ChatPrompt, GenerationRequest, PreparedRequest, TextPrompt
+from interlingua.contract.request import (
+    Adapter,
+    ChatPrompt,
+    GenerationRequest,
+    PreparedRequest,
+    TextPrompt,
+    Watermark,
+)
 from interlingua.service import adapters
 from interlingua.service.choices import Children, Choices, children_of
 from interlingua.service.metrics import DROPPED, STOPPED, Metrics
@@ -64,6 +71,7 @@ class ServedModel:
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
     source: str = ""  # path or hub id, for /info
     chat: ChatTemplate = field(default_factory=lambda: ChatTemplate(None))
+    watermark: Watermark = field(default_factory=Watermark)  # what a request's `watermark: true` stands for
 
 
 class Service:
@@ -118,7 +126,7 @@ class Service:
         self._table = TokenTable(model.tokenizer)
         engine = model.engine
         self._preparer = Preparer(
-            model.tokenizer, engine.info, self.limits, model.defaults, engine.adapters, model.name
+            model.tokenizer, engine.info, self.limits, model.defaults, engine.adapters, model.name, model.watermark
         )
         self._model = model
         if self._state is State.LOADING:

@@ -53,6 +53,8 @@ def test_flag_variable_and_key_mean_the_same(option: Option, tmp_path: Path) -> 
         arguments = flags_of(option, text)
         if command == "generate":
             arguments = ["some-model", "some prompt", *arguments]
+        if command == "detect-watermark":
+            arguments = ["some-model", "some-file", *arguments]
         if command == "pull":
             arguments = ["some-model", *arguments]
         parsed, config, flags = parser.parse([command, *arguments])

@@ -98,7 +98,7 @@ COMMON = (
     Parameter("ignore_eos", "ignore_eos", *BOOLEAN_EDGES),
     Parameter("do_sample", "sampling.do_sample", *BOOLEAN_EDGES),
     Parameter("top_n_tokens", "top_n_tokens", ("1", "5"), ("0", "-1", "6", *NO_INTEGERS)),
-    Parameter("watermark", "sampling.watermark", ("false",), NO_BOOLEANS),
+    Parameter("watermark", "sampling.watermark", *BOOLEAN_EDGES),
     Parameter("best_of", "best_of", ("1",), ("0", "-1", "3", *NO_INTEGERS)),
     Parameter(
         "adapter_id",
@@ -208,7 +208,7 @@ TRITON_PARAMETERS = (
     Parameter("do_sample", "sampling.do_sample", *BOOLEAN_EDGES),
     Parameter("ignore_eos", "ignore_eos", *BOOLEAN_EDGES),
     Parameter("perf_stat", "", *BOOLEAN_EDGES),
-    Parameter("watermark", "sampling.watermark", ("false",), NO_BOOLEANS),
+    Parameter("watermark", "sampling.watermark", *BOOLEAN_EDGES),
     Parameter("stream", "", *BOOLEAN_EDGES),
     Parameter("exclude_input_in_output", "", *BOOLEAN_EDGES),
     Parameter("batch_size", "", *INT_EDGES),
@@ -503,7 +503,6 @@ def _tgi_cases(path: str, hf: bool) -> Iterator[Case]:
         yield case("best_of", '"best_of":2,"do_sample":true', best_of=2, n=1)
         yield case("best_of, the most", '"best_of":3,"do_sample":true', 422, best_of, "1..2 (max_best_of), got 3")
     for name, parameters in {
-        "watermark": '"watermark":true',
         "grammar": '"grammar":{"type":"regex","value":"a+"}',
     }.items():
         yield case(f"{name} not yet", parameters, 422, f"parameters.{name}", "not supported yet")
@@ -614,9 +613,7 @@ def _triton_cases() -> Iterator[Case]:
         '{"text_input":"x","exclude_input_in_output":false}',
         return_full_text=True,
     )
-    watermark = '{"text_input":"x","parameters":{"watermark":true}}'
-    yield case("watermark not yet", watermark, 400, "parameters.watermark", "not supported yet")
-    yield case("watermark at top", '{"text_input":"x","watermark":true}', 400, "watermark", "not supported yet")
+    yield case("watermark at top", '{"text_input":"x","watermark":true}', **{"sampling.watermark": True})
     yield case(
         "the document's body",
         '{"id":"a123","text_input":"My name is Olivier and I","parameters":{"details":true,"do_sample":true,'

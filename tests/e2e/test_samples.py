@@ -78,7 +78,7 @@ TRITON_ANSWER: dict[str, Any] = {
     },
 }
 
-# The examples of the fields in Hugging Face's schema. Its `watermark: true` is not supported yet.
+# The examples of the fields in Hugging Face's schema.
 HF_REQUEST: dict[str, Any] = {
     "inputs": PROMPT,
     "parameters": {
@@ -100,7 +100,7 @@ HF_REQUEST: dict[str, Any] = {
         "top_p": 0.95,
         "truncate": None,
         "typical_p": 0.95,
-        "watermark": False,
+        "watermark": True,
     },
     "stream": False,
 }
@@ -184,9 +184,6 @@ async def test_examples_of_the_hugging_face_schema(server: Server) -> None:
     for tokens in top_tokens:
         logprobs = [token["logprob"] for token in tokens]
         assert len(tokens) >= 5 and logprobs == sorted(logprobs, reverse=True)
-    watermark = {**HF_REQUEST, "parameters": {**HF_REQUEST["parameters"], "watermark": True}}
-    refused = await ask(server.port, "POST", "/", watermark)
-    assert refused.status == 422 and "watermark" in refused.json["error"]
 
 
 async def test_smallest_request_of_the_hugging_face_schema(server: Server) -> None:

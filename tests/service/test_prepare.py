@@ -18,6 +18,7 @@ from interlingua.contract.request import (
     TextPart,
     TextPrompt,
     TokenPrompt,
+    Watermark,
 )
 from interlingua.service.prepare import MAX_DRAWN_SEED, Limits, ModelDefaults, Preparer
 
@@ -29,9 +30,10 @@ def preparer(
     defaults: ModelDefaults | None = None,
     bos_id: int | None = BOS,
     unsupported: frozenset[str] = frozenset(),
+    watermark: Watermark | None = None,
 ) -> Preparer:
     info = EngineInfo("test", VOCAB_SIZE, CONTEXT, "none", "cpu", unsupported=unsupported)
-    return Preparer(ByteTokenizer(bos_id), info, limits or Limits(), defaults)
+    return Preparer(ByteTokenizer(bos_id), info, limits or Limits(), defaults, watermark=watermark)
 
 
 def prepare(received: GenerationRequest, using: Preparer | None = None) -> PreparedRequest:
@@ -251,12 +253,20 @@ def test_reading_generation_config(config: dict[str, object], expected: ModelDef
     ("given", "field"),
     [
         ({"grammar": Grammar("regex", "a")}, "grammar"),
-        ({"sampling": SamplingRequest(watermark=True)}, "watermark"),
     ],
 )
 def test_what_does_not_work_yet_is_refused(given: dict[str, object], field: str):
     problem = refusal(request(**given))
     assert isinstance(problem, NotSupportedError) and problem.field == field
+
+
+def test_a_watermark_has_the_servers_share_and_strength():
+    assert prepare(request()).sampling.watermark is None
+    for sampled in (False, True):
+        wanted = SamplingRequest(do_sample=sampled, watermark=True)
+        assert prepare(request(sampling=wanted)).sampling.watermark == Watermark(0.5, 2.0)
+        using = preparer(watermark=Watermark(0.25, 4.0))
+        assert prepare(request(sampling=wanted), using).sampling.watermark == Watermark(0.25, 4.0)
 
 
 def test_what_the_engine_lacks_is_refused_unless_neutral():

@@ -97,6 +97,11 @@ def find_family(files: ModelFiles) -> Family:
     return known[str(named)]
 
 
+def read_config(files: ModelFiles) -> ModelConfig:
+    """The model's configuration; reads no weights. Raises ModelError."""
+    return _config(find_family(files), files, open_checkpoint(files))
+
+
 def load_model(
     files: ModelFiles, options: NativeOptions, progress: Callable[[int, int], None] | None = None
 ) -> LoadedModel:

@@ -1,0 +1,90 @@
+"""`interlingua detect-watermark`: was this text generated with `watermark: true`?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from interlingua.cli import assemble
+from interlingua.cli.options import Options
+from interlingua.cli.settings import UsageError
+from interlingua.text.tokenizer import Tokenizer
+
+# Where the routes' answers hold token ids, and where their text.
+_IDS = (("details", "tokens"), ("details", "perf_stat"))
+_TEXTS = (
+    ("generated_text",),
+    ("text_output",),
+    ("choices", 0, "message", "content"),
+    ("choices", 0, "text"),
+    ("text", 0),
+    ("text",),
+)
+
+
+def run(options: Options, file: str) -> int:
+    from interlingua.engine.native.load import read_config
+    from interlingua.engine.native.watermark import THRESHOLD, detect
+
+    content = _read(file)
+    files = assemble.find(options)
+    tokenizer, vocab = Tokenizer.load(files), read_config(files).vocab
+    ids = ids_of(content, tokenizer)
+    wrong = next((token for token in ids if not 0 <= token < vocab), None)
+    if wrong is not None:
+        raise UsageError(f"{file}: holds the id {wrong}; {files.name} has ids from 0 to {vocab - 1}")
+    if len(ids) < 2:
+        raise UsageError(f"{file}: a watermark shows in two tokens or more, got {len(ids)}")
+    found = detect(ids, vocab, options.watermark_gamma)
+    share = found.green / found.scored
+    print(f"pairs     {found.scored}")
+    print(f"green     {found.green} ({share:.1%}, by chance {found.gamma:.1%})")
+    print(f"z         {found.z:.4f}")
+    print(f"p-value   {found.p_value:.3g}")
+    print(f"verdict   {'watermarked' if found.watermarked else 'no watermark seen'} (z over {THRESHOLD:g} is one)")
+    return 0
+
+
+def ids_of(content: str, tokenizer: Tokenizer) -> list[int]:
+    """The token ids in a text, a JSON list of ids or a saved answer; a BOS in front is left out."""
+    try:
+        document = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        document = None
+    if isinstance(document, list) and len(document) == 1 and isinstance(document[0], dict):
+        document = document[0]  # TGI's root route answers with a list of one
+    found = (ids for ids in map(_ids, (document, *(_at(document, path) for path in _IDS))) if ids)
+    texts = (text for text in (_at(document, path) for path in _TEXTS) if isinstance(text, str))
+    ids = next(found, None) or tokenizer.encode(next(texts, content), add_special=False)
+    return ids[1:] if ids and ids[0] == tokenizer.bos_id else ids
+
+
+def _ids(value: object) -> list[int]:
+    """Ids of a list of numbers, of tokens or of rows that begin with an id; empty if it is none of these."""
+    ids: list[int] = []
+    for item in value if isinstance(value, list) else ():
+        token = item.get("id") if isinstance(item, dict) else item[0] if isinstance(item, list) and item else item
+        if not isinstance(token, int) or isinstance(token, bool):
+            return []
+        ids.append(token)
+    return ids
+
+
+def _at(value: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _read(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "is not UTF-8"
+        raise UsageError(f"{file}: {reason}") from None
