@@ -166,6 +166,7 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: Weig
             isa=options.isa,
         ),
         bar.show,
+        tokenizer,
     )
 
 

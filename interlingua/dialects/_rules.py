@@ -264,7 +264,7 @@ class IntegerList:
 
 @dataclass(frozen=True, slots=True)
 class GrammarRule:
-    """TGI's three grammar types. Only the shape is checked here; whether it compiles is found out later."""
+    """TGI's three grammar types. Only the shape is checked here; whether it can be followed is found out later."""
 
     type_name: str = "object"
 
@@ -272,6 +272,8 @@ class GrammarRule:
         if not isinstance(value, dict):
             raise Refusal(value)
         kind, body = value.get("type"), value.get("value")
+        if kind == "json_object":  # TGI's other name for it
+            kind = "json"
         if kind not in ("json", "json_schema", "regex"):
             raise Refusal(kind, ".type", 'one of "json", "json_schema" and "regex"')
         if kind == "regex":
@@ -292,8 +294,8 @@ class GrammarRule:
         return 'an object {"type": "json" | "json_schema" | "regex", "value": …}'
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
-        def variant(kind: str, value: dict[str, Any]) -> dict[str, Any]:
-            properties = {"type": {"type": "string", "enum": [kind]}, "value": value}
+        def variant(kinds: list[str], value: dict[str, Any]) -> dict[str, Any]:
+            properties = {"type": {"type": "string", "enum": kinds}, "value": value}
             return {"type": "object", "required": ["type", "value"], "properties": properties}
 
         json_text: dict[str, Any] = {
@@ -307,9 +309,9 @@ class GrammarRule:
         }
         return {
             "oneOf": [
-                variant("json", json_text),
-                variant("json_schema", named),
-                variant("regex", {"type": "string"}),
+                variant(["json", "json_object"], json_text),
+                variant(["json_schema"], named),
+                variant(["regex"], {"type": "string"}),
             ]
         }
 

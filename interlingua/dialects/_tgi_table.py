@@ -199,8 +199,7 @@ PARAMETERS = Table.of(
             name="grammar",
             rules=_both(GrammarRule()),
             defaults=_same("none"),
-            effect="Constrains the answer to a JSON Schema or a regular expression.",
-            note="Not supported yet.",
+            effect="Holds the answer to a JSON Schema or a regular expression; what cannot be followed is refused.",
         ),
         Field(
             name="adapter_id",

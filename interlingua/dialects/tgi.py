@@ -94,6 +94,7 @@ class _Place:
             details=values.get("details", profile == HF) or prefill,
             prompt_logprobs=prefill,
             top_n_tokens=values.get("top_n_tokens", 0),
+            grammar=values.get("grammar"),
             best_of=values.get("best_of") or 1,
             adapter_id=None if adapter == NO_ADAPTER else adapter,
             field_names=_FIELD_NAMES,
@@ -178,8 +179,6 @@ def _check_combinations(values: Mapping[str, Any], sampled: bool, stream: bool) 
             raise ValidationError("parameters.best_of", f"over 1 excludes a seed, got {best_of} with a seed")
     if stream and values.get("decoder_input_details"):
         raise ValidationError("parameters.decoder_input_details", "must be false on a stream, got true")
-    if "grammar" in values:
-        raise NotSupportedError("parameters.grammar", "is not supported yet")
 
 
 @dataclass(frozen=True, slots=True)

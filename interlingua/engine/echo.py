@@ -86,6 +86,7 @@ class EchoEngine:
             dtype="none",
             device="cpu",
             description="scripted answers, no model",
+            unsupported=frozenset({"grammar"}),
         )
         self._eos_id = eos_id
         self._script = script or Script()

@@ -177,8 +177,6 @@ class Preparer:
         """
         self.check_prompt(request.prompt)
         sampling = request.sampling
-        if request.grammar is not None:
-            raise _not_supported(request, "grammar")
         self._adapter(request)
         if self._info.unsupported:
             self._check_supported(request)
@@ -218,16 +216,22 @@ class Preparer:
         """The prepared request over the prompt `ids`. `deadline` is on the clock of `time.monotonic`."""
         room = min(self.room.total - len(ids), self.room.output)
         max_new_tokens = room if request.max_new_tokens is None else min(request.max_new_tokens, room)
-        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
+        min_new_tokens = min(request.min_new_tokens, max_new_tokens)
+        eos_ids = self._eos_ids
+        if request.ignore_eos and request.grammar is not None:
+            min_new_tokens = max_new_tokens  # EOS comes where the grammar allows nothing else, and ends the answer
+        elif request.ignore_eos:
+            eos_ids = frozenset()
         return PreparedRequest(
             request_id=request.request_id,
             prompt_ids=tuple(ids),
             max_new_tokens=max_new_tokens,
             sampling=self._sampling(request.sampling),
             stop_token_ids=eos_ids.union(request.stop_token_ids) if request.stop_token_ids else eos_ids,
-            min_new_tokens=min(request.min_new_tokens, max_new_tokens),
+            min_new_tokens=min_new_tokens,
             prompt_logprobs=request.prompt_logprobs,
             top_n_tokens=request.top_n_tokens,
+            grammar=request.grammar,
             adapter=self._adapter(request),
             priority=request.priority,
             deadline=deadline,
@@ -291,7 +295,8 @@ class Preparer:
             value = getattr(owner, name)
             neutral = getattr(_NEUTRAL, name, 0)
             if value is not None and value != neutral and value is not False:
-                raise _not_supported(request, name)
+                problem = f"is not supported by the {self._info.name} engine"
+                raise NotSupportedError(request.wire_name(name), problem)
 
     def _encode(self, text: str, add_special: bool) -> tuple[Sequence[int], bool]:
         """(ids, the tokenizer added their BOS)."""
@@ -352,7 +357,3 @@ def _truncate(ids: Sequence[int], keep: int, added_bos: bool) -> Sequence[int]:
     if not added_bos:
         return ids[-keep:]
     return [ids[0], *ids[len(ids) - keep + 1 :]]
-
-
-def _not_supported(request: GenerationRequest, name: str) -> NotSupportedError:
-    return NotSupportedError(request.wire_name(name), "is not supported by this server yet")

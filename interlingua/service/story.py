@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from interlingua.contract.errors import IncompleteGenerationError
+from interlingua.contract.errors import IncompleteGenerationError, ValidationError
 from interlingua.contract.events import (
     EngineEvent,
     FailedEvent,
@@ -36,6 +36,7 @@ class Story:
         "_pending",
         "_prepared",
         "_reasoning",
+        "_request",
         "_table",
         "_timing",
         "count",
@@ -54,6 +55,7 @@ class Story:
     ) -> None:
         self._choice = choice
         self.summary: Summary | None = None  # set with the last token
+        self._request = request
         self._prepared = prepared
         self._reasoning = isinstance(request.prompt, TextPrompt) and request.prompt.reasoning
         self._table = table
@@ -83,6 +85,8 @@ class Story:
                 ),
             )
         if isinstance(event, FailedEvent):
+            if isinstance(event.error, ValidationError):  # an engine knows the contract's names alone
+                raise type(event.error)(self._request.wire_name(event.error.field), event.error.problem)
             raise event.error
         # Its reason came with the last token, after which nobody listens any more.
         raise IncompleteGenerationError("the engine ended the answer without a last token")

@@ -96,4 +96,4 @@ def test_errors(served: Served, python: Path, kind: str) -> None:
     )
     assert [one["raised"] for one in got] == ["ValidationError"] * 3 + ["GenerationError"] * 2
     assert "`parameters.top_p`" in got[0]["text"] and "1.5" in got[0]["text"]
-    assert "not supported yet" in got[2]["text"]
+    assert "not supported by the echo engine" in got[2]["text"]

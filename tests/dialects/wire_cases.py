@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Literal
 
+from interlingua.contract.request import Grammar
+
 MODEL = "tiny"
 Setup = Literal["plain", "lenient", "hf", "mindie"]
 
@@ -502,16 +504,15 @@ def _tgi_cases(path: str, hf: bool) -> Iterator[Case]:
         yield case("best_of with a seed", '"best_of":2,"do_sample":true,"seed":1', 422, best_of, "seed")
         yield case("best_of", '"best_of":2,"do_sample":true', best_of=2, n=1)
         yield case("best_of, the most", '"best_of":3,"do_sample":true', 422, best_of, "1..2 (max_best_of), got 3")
-    for name, parameters in {
-        "grammar": '"grammar":{"type":"regex","value":"a+"}',
-    }.items():
-        yield case(f"{name} not yet", parameters, 422, f"parameters.{name}", "not supported yet")
-    for value in (
-        '{"type":"json","value":{"type":"object"}}',
-        '{"type":"json","value":"{\\"type\\":\\"object\\"}"}',
-        '{"type":"json_schema","value":{"name":"n","schema":{"type":"object"}}}',
+    schema = Grammar("json_schema", '{"type":"object"}')
+    for value, grammar in (
+        ('{"type":"regex","value":"a+"}', Grammar("regex", "a+")),
+        ('{"type":"json","value":{"type":"object"}}', schema),
+        ('{"type":"json_object","value":{"type":"object"}}', schema),
+        ('{"type":"json","value":"{\\"type\\":\\"object\\"}"}', schema),
+        ('{"type":"json_schema","value":{"name":"n","schema":{"type":"object"}}}', schema),
     ):
-        yield case(f"grammar {value}", f'"grammar":{value}', 422, "parameters.grammar", "not supported yet")
+        yield case(f"grammar {value}", f'"grammar":{value}', grammar=grammar)
 
 
 def _tgi_route_cases() -> Iterator[Case]:

@@ -249,17 +249,6 @@ def test_reading_generation_config(config: dict[str, object], expected: ModelDef
 # --- what cannot be honoured -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ({"grammar": Grammar("regex", "a")}, "grammar"),
-    ],
-)
-def test_what_does_not_work_yet_is_refused(given: dict[str, object], field: str):
-    problem = refusal(request(**given))
-    assert isinstance(problem, NotSupportedError) and problem.field == field
-
-
 def test_a_watermark_has_the_servers_share_and_strength():
     assert prepare(request()).sampling.watermark is None
     for sampled in (False, True):
@@ -270,7 +259,7 @@ def test_a_watermark_has_the_servers_share_and_strength():
 
 
 def test_what_the_engine_lacks_is_refused_unless_neutral():
-    using = preparer(unsupported=frozenset({"frequency_penalty", "logit_bias", "top_n_tokens"}))
+    using = preparer(unsupported=frozenset({"frequency_penalty", "logit_bias", "top_n_tokens", "grammar"}))
     prepare(request(), using)
     prepare(request(sampling=SamplingRequest(frequency_penalty=0.0)), using)
     names = (("frequency_penalty", "parameters.frequency_penalty"),)
@@ -281,6 +270,7 @@ def test_what_the_engine_lacks_is_refused_unless_neutral():
         ),
         (request(sampling=SamplingRequest(logit_bias=((1, 1.0),))), "logit_bias"),
         (request(top_n_tokens=2), "top_n_tokens"),
+        (request(grammar=Grammar("regex", "a")), "grammar"),
     ):
         problem = refusal(received, using)
         assert isinstance(problem, NotSupportedError) and problem.field == field

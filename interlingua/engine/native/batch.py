@@ -13,6 +13,7 @@ from interlingua.engine.native.scheduler import Chunk
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Batch:
     rows: tokens, positions int32 [rows]; offsets int32 [sequences + 1]; block_tables int32 [sequences, widest].
     logit rows, chunk by chunk: `scored` prompt tokens, then `choices` rows, the first for the next token and one more
     behind each draft: logit_index, slots, targets int32 [logits]; slot -1 means "score `target`" (a prompt token).
+    allowed: a mask or None per logit row (`guide.Guide.allowed`), or nothing where no row is guided.
     results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; DROPPED: nothing was chosen, the
     draft before it was not; UNUSABLE: the row has failed, its logits are not finite.
     """
@@ -36,6 +38,7 @@ class Batch:
     logit_index: I32
     slots: I32
     targets: I32
+    allowed: list[U32 | None]
     ids: I32
     logprobs: F32
 
@@ -52,6 +55,7 @@ class Batch:
             self.ids,
             self.logprobs,
             logits,
+            self.allowed,
         )
 
 
@@ -63,6 +67,7 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
     logit_index: list[int] = []
     slots: list[int] = []
     targets: list[int] = []
+    allowed: list[U32 | None] = []
     scored: list[int] = []
     choices: list[int] = []
     widest = max(len(chunk.sequence.blocks) for chunk in chunks)
@@ -89,7 +94,12 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
             logit_index += range(row + chunk.count - 1, len(tokens))
             slots += [sequence.slot] * choices[-1]
             targets += [*chunk.drafts, -1]
+            if sequence.guide is not None:
+                allowed += [None] * (len(slots) - 1 - len(allowed))
+                allowed.append(sequence.guide.allowed)
     wanted = len(logit_index)
+    if allowed:
+        allowed += [None] * (wanted - len(allowed))
     return Batch(
         chunks=chunks,
         scored=scored,
@@ -101,6 +111,7 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
         logit_index=np.array(logit_index, np.int32),
         slots=np.array(slots, np.int32),
         targets=np.array(targets, np.int32),
+        allowed=allowed,
         ids=np.empty(wanted, np.int32),
         logprobs=np.empty(wanted, np.float32),
     )

@@ -9,13 +9,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from interlingua.contract.engine import EngineInfo, EngineStats
-from interlingua.contract.errors import GenerationError, ModelError, UnavailableError
+from interlingua.contract.errors import (
+    GenerationError,
+    ModelError,
+    NotSupportedError,
+    RequestError,
+    UnavailableError,
+)
 from interlingua.contract.events import (
     EngineEvent,
     FailedEvent,
@@ -24,12 +30,13 @@ from interlingua.contract.events import (
     StartedEvent,
     TokenEvent,
 )
-from interlingua.contract.request import Adapter, PreparedRequest
-from interlingua.engine.native._native import KV_BLOCK, UNUSABLE, Model
+from interlingua.contract.request import Adapter, Grammar, PreparedRequest
+from interlingua.engine.native._native import KV_BLOCK, LATE, UNUSABLE, Model
 from interlingua.engine.native._native import SamplingParams as NativeSampling
 from interlingua.engine.native.batch import Batch, build_batch
 from interlingua.engine.native.blocks import BlockPool
 from interlingua.engine.native.drafts import Drafter
+from interlingua.engine.native.guide import Guide, Guides, Vocabulary
 from interlingua.engine.native.load import LoadedModel, load_model
 from interlingua.engine.native.scheduler import Chunk, Scheduler
 from interlingua.engine.native.sequence import Sequence
@@ -66,11 +73,12 @@ class NativeOptions:
 class _Stream:
     """Where a request's events wait for their reader. The event loop's own, but for `sequence`: the engine thread's."""
 
-    __slots__ = ("events", "sequence", "waiter")
+    __slots__ = ("events", "guide", "sequence", "waiter")
 
     def __init__(self) -> None:
         self.events: deque[EngineEvent] = deque()
         self.waiter: asyncio.Future[None] | None = None
+        self.guide: Guide | None = None  # the sequence's, once there is one
         self.sequence: Sequence | None = None  # what the engine thread made of the request
 
     def put(self, event: EngineEvent) -> None:
@@ -86,13 +94,23 @@ class NativeEngine:
     """Engine of the contract over a native model.
 
     Threads: the event loop calls the public methods; the engine thread owns scheduler and model. Requests and aborts go
-    down through `_inbox`; events come up through one `call_soon_threadsafe` per step.
+    down through `_inbox`; events come up through one `call_soon_threadsafe` per step. Grammars have threads of their
+    own (`guide.Guides`).
+
+    Args:
+        vocabulary: the model's tokens; without them, or with none that ends an answer, grammars are not supported.
     """
 
     def __init__(
-        self, files: ModelFiles, options: NativeOptions, progress: Callable[[int, int], None] | None = None
+        self,
+        files: ModelFiles,
+        options: NativeOptions,
+        progress: Callable[[int, int], None] | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self._files = files
+        self._vocabulary = vocabulary
+        self._guides: Guides | None = None
         self._options = options
         self._progress = progress
         self._loaded: LoadedModel | None = None
@@ -127,6 +145,11 @@ class NativeEngine:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         loaded = await asyncio.to_thread(load_model, self._files, self._options, self._progress)
+        vocabulary, width = self._vocabulary, loaded.info.vocab_size
+        if vocabulary is not None and Guides.fits(vocabulary, width):
+            self._guides = Guides(vocabulary, width, self._wake_up)
+        else:
+            loaded = replace(loaded, info=replace(loaded.info, unsupported=loaded.info.unsupported | {"grammar"}))
         self._loaded = loaded
         options = self._options
         self._scheduler = Scheduler(
@@ -148,6 +171,8 @@ class NativeEngine:
         if self._thread is not None:
             # A step takes milliseconds. One that hangs must not keep the process from ending: the thread is a daemon.
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
+        if self._guides is not None:
+            self._guides.close()
         for stream in self._open:  # nobody may wait for a thread that hangs; those that it has ended stay as they are
             stream.put(FailedEvent(UnavailableError("the server is stopping")))
 
@@ -163,10 +188,17 @@ class NativeEngine:
 
     async def generate(self, request: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
         stream = _Stream()
-        ended = False
+        posted = ended = False
         self._open.add(stream)
-        self._post(stream, request)
         try:
+            if request.grammar is not None:
+                try:
+                    stream.guide = await self._guide(request.grammar)
+                except RequestError as error:
+                    yield FailedEvent(error)
+                    return
+            posted = True
+            self._post(stream, request)
             while not ended:
                 while not stream.events:
                     stream.waiter = asyncio.get_running_loop().create_future()
@@ -177,8 +209,13 @@ class NativeEngine:
                 yield event
         finally:
             self._open.discard(stream)
-            if not ended and not any(isinstance(e, FinishedEvent | FailedEvent) for e in stream.events):
+            if posted and not ended and not any(isinstance(e, FinishedEvent | FailedEvent) for e in stream.events):
                 self._post(stream, None)
+
+    async def _guide(self, grammar: Grammar) -> Guide:
+        if self._guides is None:
+            raise NotSupportedError("grammar", "is not supported: the model has no token that ends an answer")
+        return await self._guides.make(grammar)
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
@@ -259,11 +296,13 @@ class NativeEngine:
             problem = "the request's decoding state could not be built"
             self._hand_over([(stream, FailedEvent(GenerationError(problem)))])
             return
-        sequence = Sequence(request, self._arrivals, time.monotonic(), slot, list(request.prompt_ids))
+        sequence = Sequence(
+            request, self._arrivals, time.monotonic(), slot, list(request.prompt_ids), guide=stream.guide
+        )
         if request.prompt_logprobs:
             sequence.prompt_logprobs.append(None)
-        # The sampler keeps the alternatives of one token at a time.
-        if self._options.speculate and not request.top_n_tokens:
+        # The sampler keeps the alternatives of one token at a time; a mask is known for the next token alone.
+        if self._options.speculate and not request.top_n_tokens and stream.guide is None:
             sequence.drafter = Drafter(self._options.speculate)
         self._arrivals += 1
         self._prompt_tokens += sequence.prompt_length
@@ -311,28 +350,55 @@ class NativeEngine:
         return self._loaded.model
 
     def _step(self, scheduler: Scheduler) -> None:
+        self._end_misguided(scheduler)
         chunks = scheduler.schedule()
         if not chunks:
+            self._await_mask(scheduler)
             return
         batch = build_batch(chunks)
         batch.run(self._model)
         now = time.monotonic()
-        events, computed, finished = self._collect(batch, now)
+        events, computed, finished, guided = self._collect(batch, now)
         scheduler.finish(computed)
         self._steps += 1
         self._last_progress = now
         self._hand_over(events)  # before anything that could fail
+        if self._guides is not None and guided:
+            self._guides.submit(guided)
         for sequence in finished:
             self._drop(scheduler, sequence)
 
-    def _collect(self, batch: Batch, now: float) -> tuple[_Delivery, list[tuple[Chunk, int]], list[Sequence]]:
+    def _end_misguided(self, scheduler: Scheduler) -> None:
+        """Ends the requests whose grammar cannot be followed any further, each alone."""
+        for sequence in [s for s in scheduler.running if s.guide is not None and s.guide.failed]:
+            assert sequence.guide is not None
+            error = GenerationError(f"the answer cannot go on: {sequence.guide.failed}")
+            self._hand_over([(self._streams[sequence], FailedEvent(error))])
+            self._drop(scheduler, sequence)
+
+    def _await_mask(self, scheduler: Scheduler) -> None:
+        """Sleeps while every running sequence sits out and nobody comes or leaves."""
+        with self._wake:
+            while not self._stopping and not self._inbox and all(s.sits_out for s in scheduler.running):
+                if not scheduler.running or not self._wake.wait(timeout=1.0):
+                    return
+
+    def _wake_up(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    def _collect(
+        self, batch: Batch, now: float
+    ) -> tuple[_Delivery, list[tuple[Chunk, int]], list[Sequence], list[tuple[Guide, int]]]:
         """Turns the results of a step into events.
 
-        Also returns of each chunk how many of its tokens stand, and the sequences that finished.
+        Also returns of each chunk how many of its tokens stand, the sequences that finished, and the guides of those
+        that go on, with the tokens chosen for them.
         """
         events: _Delivery = []
         computed: list[tuple[Chunk, int]] = []
         finished: list[Sequence] = []
+        guided: list[tuple[Guide, int]] = []
         ids, logprobs = batch.ids.tolist(), batch.logprobs.tolist()
         row = 0
         for chunk, scored, choices in zip(batch.chunks, batch.scored, batch.choices, strict=True):
@@ -351,6 +417,12 @@ class NativeEngine:
             if not choices:
                 computed.append((chunk, chunk.count))
                 continue
+            guide = sequence.guide
+            if guide is not None and ids[row] == LATE:
+                guide.missed = True
+                computed.append((chunk, chunk.count - 1))  # for the same logits, to the bit, once the mask is there
+                row += choices
+                continue
             if not sequence.announced:
                 sequence.announced = True
                 prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
@@ -368,6 +440,9 @@ class NativeEngine:
                     events.append((stream, FinishedEvent(reason, sequence.generated)))
                     finished.append(sequence)
                     break
+                if guide is not None:
+                    guide.expect()
+                    guided.append((guide, token))
             row += choices
             accepted = len(sequence.ids) - before - 1
             self._generated_tokens += accepted + 1
@@ -376,7 +451,7 @@ class NativeEngine:
                 self._drafted_tokens += len(chunk.drafts)
                 self._accepted_tokens += accepted
             computed.append((chunk, chunk.count + accepted))
-        return events, computed, finished
+        return events, computed, finished, guided
 
     def _drop(self, scheduler: Scheduler, sequence: Sequence) -> None:
         """The one exit: blocks, sampler state and place in the queue are free afterwards."""
@@ -404,6 +479,8 @@ def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
     request = sequence.request
     if sequence.generated >= request.max_new_tokens:
         return FinishReason.LENGTH
+    if sequence.guide is not None and token in sequence.guide.eos_ids:
+        return FinishReason.EOS  # whatever else was asked: the grammar allows nothing after it
     if token in request.stop_token_ids and sequence.generated > request.min_new_tokens:
         return FinishReason.EOS
     return None

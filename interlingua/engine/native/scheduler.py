@@ -1,11 +1,11 @@
 """Decides what each step computes: decodes first, then chunks of prompts, under a budget of tokens.
 
-One step, in order: (1) every running sequence that decodes gets its one token; (2) running prompts go on, oldest
-first; (3) waiting requests are admitted by priority and arrival while budget, batch and memory have room. Beside
-decodes, prompts get so little of a step that it stays within about three times one without them; and a prompt leaves
-half of what is left to those behind it, so that a short one never waits for the whole of a long one. When memory
-runs out, the sequence last in line is preempted: its blocks are freed and its tokens are computed again later. The
-first in line is never preempted for another, so something always moves on.
+One step, in order: (1) every running sequence that decodes gets its one token, or sits out if its grammar's mask is
+late; (2) running prompts go on, oldest first; (3) waiting requests are admitted by priority and arrival while budget,
+batch and memory have room. Beside decodes, prompts get so little of a step that it stays within about three times one
+without them; and a prompt leaves half of what is left to those behind it, so that a short one never waits for the whole
+of a long one. When memory runs out, the sequence last in line is preempted: its blocks are freed and its tokens are
+computed again later. The first in line is never preempted for another, so something always moves on.
 
 Sequences of one group have the same prompt, and its KV is computed once: whichever is admitted first computes it while
 the others wait, and then each takes up its whole blocks by reference and a copy of the last one. When one leaves early,
@@ -115,7 +115,7 @@ class Scheduler:
         budget = self._max_batch_tokens
         chunks: list[Chunk] = []
         preempted = self.preemptions
-        for sequence in [s for s in self.running if s.pending == 1]:
+        for sequence in [s for s in self.running if s.pending == 1 and not s.sits_out]:
             if budget and sequence in self.running and self._make_room(sequence, 1):
                 chunks.append(Chunk(sequence, 1))
                 budget -= 1

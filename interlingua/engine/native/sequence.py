@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from interlingua.contract.request import PreparedRequest
 from interlingua.engine.native.drafts import Drafter
+from interlingua.engine.native.guide import Guide
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,7 @@ class Sequence:
     announced: bool = False  # StartedEvent sent
     drafter: Drafter | None = None  # None = plain decoding
     mates: list[Sequence] = field(default_factory=list)  # of its group, all that are inside, itself too; shared by them
+    guide: Guide | None = None  # keeps its place in the grammar through preemptions
 
     @property
     def prompt_length(self) -> int:
@@ -50,6 +52,11 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """The logits of every prompt token are still wanted, so that none may be skipped."""
         return self.request.prompt_logprobs and not self.announced
+
+    @property
+    def sits_out(self) -> bool:
+        """Its mask was late for a step and still is not there."""
+        return self.guide is not None and self.guide.missed and not self.guide.ready
 
     def effective_priority(self, now: float, aging: float) -> int:
         """Queue level, 1 first; a waiting request gains one level every `aging` seconds."""
