@@ -45,6 +45,8 @@ def commands(block: str) -> list[str]:
 
 
 EXAMPLES = [command for block in blocks(README) for command in commands(block)]
+DECODING = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
+DECODING_EXAMPLES = [command for block in blocks(DECODING) for command in commands(block)]
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,26 @@ def test_curl_examples_answer(command: str, server: str) -> None:
         text = answer["outputs"][0]["data"][0] if "outputs" in answer else None
         text = answer.get("generated_text", answer.get("text_output", text))
         assert isinstance(text, str) and text.strip()
+
+
+@pytest.mark.parametrize("command", DECODING_EXAMPLES)
+def test_decoding_examples_answer(command: str, server: str) -> None:
+    request, _, piped = command.partition("| .venv/bin/interlingua ")
+    shown = run(request.removesuffix("\\\n  ").replace("curl ", "curl --fail-with-body ").replace(ADDRESS, server))
+    answer = json.loads(shown)
+    assert answer["generated_text"].strip()
+    if piped:
+        program = f"{shlex.quote(sys.executable)} -m interlingua.cli.main"
+        assert "verdict   watermarked" in run(f"echo {shlex.quote(shown)} | {program} {piped}")
+
+
+def test_every_parameter_of_tgi_has_a_paragraph_and_a_call() -> None:
+    from interlingua.dialects._tgi_table import PARAMETERS
+
+    given = {name for command in DECODING_EXAMPLES for name in (request_of(command)[1] or {})["parameters"]}
+    headings = set(re.findall(r"^### (\w+)$", DECODING, re.MULTILINE))
+    for name in set(PARAMETERS.names) - {"grammar", "adapter_id"}:
+        assert name in given and name in headings, name
 
 
 @pytest.mark.parametrize("command", [command for command in EXAMPLES if "interlingua " in command])
