@@ -1,60 +1,53 @@
-"""Entry point of `interlingua`: parse, resolve the options, hand over to the command's own module.
+"""Entry point of `interlingua`: signals and standard output around everything that a command does (`commands.py`).
 
-A mistake of the operator (UsageError) and a bad start (ModelError) are one line on standard error and exit
-code 2.
+Nearly nothing is imported before `main` runs, so that from its first line on neither a signal nor a closed pipe can
+show a traceback.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
-
-from interlingua.cli import parser, settings
-from interlingua.contract.errors import InterlinguaError
+from types import FrameType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # A server that is told to stop has done its work, also while it starts; any other command was cut short.
+    stopped = 0 if arguments[:1] == ["serve"] else 128 + signal.SIGTERM
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(stopped)
+
+    signal.signal(signal.SIGTERM, terminate)
+    if sys.stdout is None:  # closed by who started us, as in `interlingua info >&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except (settings.UsageError, InterlinguaError) as problem:
-        print(f"interlingua: {' '.join(str(problem).split())}", file=sys.stderr)
-        return 2
+        from interlingua.cli import commands
+
+        code = commands.run(arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output has left, as in `interlingua info | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(f"interlingua: {problem.strerror}", file=sys.stderr)
+        return 1
 
 
-def _run(argv: Sequence[str]) -> int:
-    command, config, flags = parser.parse(argv)
-    prompt, file = flags.pop("prompt", None), flags.pop("file", None)
-    notes = settings.Notes()
-    options = settings.resolve(flags, os.environ, config, notes)
-    for note in notes:
-        print(f"interlingua: {note}", file=sys.stderr)
-    # Late imports: each command pays for what it needs alone.
-    if command == "serve":
-        from interlingua.cli import serve
-
-        return serve.run(options)
-    if command == "generate":
-        from interlingua.cli import generate
-
-        return generate.run(options, str(prompt))
-    if command == "detect-watermark":
-        from interlingua.cli import detect
-
-        return detect.run(options, str(file))
-    if command == "pull":
-        from interlingua.cli import pull
-
-        return pull.run(options)
-    from interlingua.cli import info
-
-    return info.run(options)
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, instead of failing once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
@@ -27,11 +28,12 @@ def run(options: Options) -> int:
         assert model is not None
         engine = model.engine.info
         seconds = time.monotonic() - begun
-        print(
-            f"Ready in {seconds:.1f} s: {model.name}, engine {engine.name} ({engine.description}), "
-            f"at {url}, API page {url}/docs",
-            flush=True,
-        )
+        with contextlib.suppress(OSError):  # who reads our output may have left: the server serves all the same
+            print(
+                f"Ready in {seconds:.1f} s: {model.name}, engine {engine.name} ({engine.description}), "
+                f"at {url}, API page {url}/docs",
+                flush=True,
+            )
 
     return run_server(app, load, ready)
 

@@ -134,7 +134,7 @@ async def _wind_down(app: App, hurry: asyncio.Event) -> None:
     service.begin_stop()
     await _first(service.wait_until_empty(), hurry.wait(), seconds=app.settings.stop_grace)
     if service.inside:
-        _log.warning("%d requests did not end in time and are cut off", service.inside)
+        _log.warning("requests that did not end in time and are cut off: %d", service.inside)
     if service.model is not None:
         await service.model.engine.stop()
     service.close()

@@ -305,7 +305,9 @@ class Service:
             name = request.wire_name("best_of" if request.best_of > request.n else "n")
             raise ValidationError(name, f"must be at most {most}, which the server runs at once, got {wanted}")
         if self._inside + wanted > most:
-            raise OverloadedError(f"the server is full: {self._inside} answers of at most {most} are being made")
+            raise OverloadedError(
+                f"the server is full: the limit of answers at once is {most}, and {self._inside} are under way"
+            )
         if self._inside == 0:
             self._busy_since = time.monotonic()
             self._emptied.clear()

@@ -82,3 +82,30 @@ def test_help_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("redirection", "code"), [(">&-", 0), ("| true", 0), (">/dev/full", 1)])
+@pytest.mark.parametrize("command", ["info", "generate smollm2-135m-instruct Once --max-new-tokens 3"])
+def test_output_that_nobody_can_read(command: str, redirection: str, code: int) -> None:
+    line = f"set -o pipefail; {sys.executable} -m interlingua.cli.main {command} {redirection}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == ("" if code == 0 else "interlingua: No space left on device\n")
+
+
+@pytest.mark.parametrize(("command", "code"), [("serve", 0), ("info", 143)])
+def test_sigterm_before_there_is_anything_to_stop(command: str, code: int) -> None:
+    """While the program's own modules are imported."""
+    program = (
+        "import os, signal, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'interlingua.cli.parser': os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from interlingua.cli.main import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, command], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
