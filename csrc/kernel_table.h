@@ -65,6 +65,15 @@ struct LinearArgs {
   int64_t out_stride;  // floats
   const float* bias;   // [n] or null
   Epilogue epilogue;
+  // What adapters add to y before the epilogue (lora.h): row r adds row place[r] of `delta`, or nothing where that is -1.
+  const float* delta = nullptr;
+  int64_t delta_stride = 0;        // floats
+  const int32_t* place = nullptr;  // [rows]
+  // bf16 alone: 16-block b of the outputs reads inputs of its own, `slices[b] * slice_stride` values on; null = all the same.
+  const int32_t* slices = nullptr;  // [n/16]
+  int64_t slice_stride = 0;
+
+  int64_t slice(int32_t block) const { return slices ? slices[block] * slice_stride : 0; }
 };
 
 struct AttentionArgs {

@@ -90,6 +90,8 @@ void put_scale(uint8_t* scales, int lane, int index, uint16_t half) {
   std::memcpy(scales + (index * kLanes + lane) * 2, &half, 2);
 }
 
+}  // namespace
+
 void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* source, int32_t output) {
   const int32_t groups = weight.k / kGroup;
   const int64_t block = int64_t(output / kLanes) * groups;
@@ -156,6 +158,8 @@ void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* so
     }
   }
 }
+
+namespace {
 
 // Output `o` of a packed weight as float32, for embeddings.
 void unpack_row(const PackedWeight& weight, int32_t output, float factor, float* out) {
@@ -225,17 +229,22 @@ Activations Model::ActivationBuffer::view() const {
 Model::Model(const std::string& isa, int threads, ActivationKind activations, int32_t max_rows)
     : kernels_(choose_kernels(isa)),
       pool_(threads),
+      lora_(kernels_, pool_),
       activation_kind_(activations),
       max_rows_(pad(max_rows, kRowPad)),
       sampling_(size_t(threads)) {}
 
-int Model::add_weight(WeightKind kind, int32_t n, int32_t k) {
+PackedWeight make_weight(WeightKind kind, int32_t n, int32_t k) {
   if (n <= 0 || k <= 0 || k % kGroup) throw std::invalid_argument("a weight needs inputs in whole groups of 32");
   const int32_t padded = pad(n, kLanes);
   const size_t blocks = size_t(padded / kLanes) * size_t(k / kGroup);
   const size_t quants = kind == WeightKind::kInt4 ? 256 : kind == WeightKind::kInt8 ? 512 : 1024;
   const size_t scales = kind == WeightKind::kInt4 ? 64 : kind == WeightKind::kInt8 ? 32 : 0;
-  weights_.push_back({kind, padded, k, Buffer(blocks * quants + 4096), Buffer(blocks * scales)});
+  return {kind, padded, k, Buffer(blocks * quants + 4096), Buffer(blocks * scales)};
+}
+
+int Model::add_weight(WeightKind kind, int32_t n, int32_t k) {
+  weights_.push_back(make_weight(kind, n, k));
   return int(weights_.size()) - 1;
 }
 
@@ -327,7 +336,7 @@ void Model::op_prepare(int in, int norm, float eps, int activations) {
   ops_.push_back(op);
 }
 
-void Model::op_linear(int activations, int weight, int out, Epilogue epilogue, int bias, int32_t column) {
+int Model::op_linear(int activations, int weight, int out, Epilogue epilogue, int bias, int32_t column) {
   const PackedWeight& w = weights_.at(size_t(weight));
   const ActivationBuffer& in = activations_.at(size_t(activations));
   if (in.width != w.k) throw std::invalid_argument("linear: inputs and weight differ in width");
@@ -338,6 +347,37 @@ void Model::op_linear(int activations, int weight, int out, Epilogue epilogue, i
   Op op{OpKind::kLinear};
   op.a = activations, op.b = weight, op.c = out, op.d = bias, op.e = column, op.epilogue = epilogue;
   ops_.push_back(op);
+  const int number = int(ops_.size()) - 1;
+  const auto source = std::find_if(ops_.rbegin(), ops_.rend(), [&](const Op& other) {
+    return other.kind == OpKind::kPrepare && other.c == activations;
+  });
+  if (source != ops_.rend()) source->readers.push_back(number);
+  return number;
+}
+
+void Model::add_lora(LoraAdapter& adapter, int op, std::vector<int32_t> ranks, std::vector<int32_t> slices, const float* a,
+                     size_t a_values, const float* b, size_t b_values) const {
+  const Op& linear = ops_.at(size_t(op));
+  const bool prepared = std::any_of(ops_.begin(), ops_.end(), [op](const Op& other) {
+    return std::find(other.readers.begin(), other.readers.end(), op) != other.readers.end();
+  });
+  if (linear.kind != OpKind::kLinear || !prepared) throw std::invalid_argument("lora: no linear operation of the program");
+  const PackedWeight& weight = weights_[size_t(linear.b)];
+  const int32_t parts = int32_t(ranks.size()), highest = parts ? *std::max_element(ranks.begin(), ranks.end()) : 0;
+  const int32_t rank = pad(highest, kGroup);
+  const bool known = std::all_of(slices.begin(), slices.end(), [&](int32_t part) { return part >= 0 && part < parts; });
+  if (highest < 1 || !known || slices.size() != size_t(weight.n / kLanes) ||
+      a_values != size_t(parts) * size_t(rank) * size_t(weight.k) || b_values != size_t(weight.n) * size_t(rank))
+    throw std::invalid_argument("lora: the matrices do not fit the linear operation");
+  LoraLayer layer{std::move(ranks), rank / kGroup, make_weight(WeightKind::kBf16, parts * rank, weight.k),
+                  make_weight(WeightKind::kBf16, weight.n, rank), std::move(slices)};
+  const auto pack = [](const PackedWeight& to, const float* rows) {
+    for (int32_t r = 0; r < to.n; r++)
+      pack_row(to, SourceFormat::kF32, reinterpret_cast<const uint8_t*>(rows + int64_t(r) * to.k), r);
+  };
+  pack(layer.a, a);
+  pack(layer.b, b);
+  adapter.add(op, std::move(layer));
 }
 
 void Model::op_rope_store(int qkv, int layer, int32_t heads, int32_t rotary, int cos, int sin) {
@@ -394,6 +434,7 @@ void Model::step(const StepInput& input, const StepOutput& output) {
   for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
   while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
   plan_attention(input);
+  lora_.plan(input);
   for (const Op& op : ops_) {
     const auto start = profiling_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
     run(op, input, output);
@@ -414,12 +455,12 @@ void Model::run(const Op& op, const StepInput& input, const StepOutput& output) 
     case OpKind::kEmbed: return run_embed(op, input);
     case OpKind::kPrepare: {
       const FloatBuffer& in = buffers_[size_t(op.a)];
-      return run_prepare(in.row(0), in.width, input.rows, op.b, op.f, activations_[size_t(op.c)]);
+      return run_prepare(in.row(0), in.width, input.rows, op.b, op.f, op.c, op.readers);
     }
     case OpKind::kLinear: {
       const FloatBuffer& out = buffers_[size_t(op.c)];
-      return run_linear(activations_[size_t(op.a)], weights_[size_t(op.b)], input.rows, out.row(0) + op.e, out.width, op.epilogue,
-                        op.d < 0 ? nullptr : vectors_[size_t(op.d)].data());
+      return run_linear(op.a, weights_[size_t(op.b)], input.rows, out.row(0) + op.e, out.width, op.epilogue,
+                        op.d < 0 ? nullptr : vectors_[size_t(op.d)].data(), int(&op - ops_.data()));
     }
     case OpKind::kRopeStore: return run_rope_store(op, input);
     case OpKind::kAttention: return run_attention(op, input);
@@ -442,27 +483,40 @@ void Model::run_embed(const Op& op, const StepInput& input) {
   });
 }
 
-void Model::run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, const ActivationBuffer& out) {
+void Model::run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, int activations,
+                        const std::vector<int>& readers) {
+  const ActivationBuffer& out = activations_[size_t(activations)];
+  const bool adapted = std::any_of(readers.begin(), readers.end(), [&](int op) { return lora_.changes(op); });
+  if (adapted) lora_.open_inputs(activations, out.width);
   const float* weight = norm < 0 ? nullptr : vectors_[size_t(norm)].data();
   const bool two = activation_kind_ == ActivationKind::kInt16;
   const Activations view = out.view();
   // Whole tiles: rows of one tile share cache lines, which two threads would pass back and forth.
   const int32_t chunk = pad(row_chunk(rows, pool_.size()), kTileRows);
   pool_.run((rows + chunk - 1) / chunk, [&](int32_t i, int thread) {
-    for (int32_t r = i * chunk; r < std::min(rows, (i + 1) * chunk); r++)
-      kernels_->prepare(in + r * stride, out.width, weight, eps, view, r, out.integer && !two, out.integer && two, out.bf16,
-                        scratch_[size_t(thread)].as<float>());
+    float* scratch = scratch_[size_t(thread)].as<float>();
+    for (int32_t r = i * chunk; r < std::min(rows, (i + 1) * chunk); r++) {
+      const float* x = in + r * stride;
+      kernels_->prepare(x, out.width, weight, eps, view, r, out.integer && !two, out.integer && two, out.bf16, scratch);
+      if (adapted) lora_.take(activations, r, x, weight, eps, scratch);
+    }
   });
 }
 
-void Model::run_linear(const ActivationBuffer& in, const PackedWeight& weight, int32_t rows, float* out, int64_t stride,
-                       Epilogue epilogue, const float* bias) {
+void Model::run_linear(int activations, const PackedWeight& weight, int32_t rows, float* out, int64_t stride,
+                       Epilogue epilogue, const float* bias, int op) {
   const ActivationKind kind = weight.kind == WeightKind::kBf16 ? ActivationKind::kBf16 : activation_kind_;
-  const LinearArgs args{weight.view(), in.view(), kind, rows, out, stride, bias, epilogue};
+  LinearArgs args{weight.view(), activations_[size_t(activations)].view(), kind, rows, out, stride, bias, epilogue};
+  const bool adapted = op >= 0 && lora_.changes(op);
+  if (adapted) lora_.down(op, activations, args);
   const int32_t blocks = weight.n / kLanes, unit = epilogue == Epilogue::kSiluGate ? 2 : 1;
   const int32_t chunk = std::max(1, blocks / unit / (pool_.size() * 6)) * unit;
   pool_.run((blocks + chunk - 1) / chunk,
-            [&](int32_t i, int) { kernels_->linear(args, i * chunk, std::min(blocks, (i + 1) * chunk)); });
+            [&](int32_t i, int) {
+              const int32_t begin = i * chunk, end = std::min(blocks, begin + chunk);
+              if (adapted) lora_.up(begin, end);
+              kernels_->linear(args, begin, end);
+            });
 }
 
 void Model::run_rope_store(const Op& op, const StepInput& input) {
@@ -531,15 +585,14 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
   const PackedWeight& weight = weights_[size_t(op.c)];
   const FloatBuffer& in = buffers_[size_t(op.a)];
   const FloatBuffer& rows = buffers_[size_t(logits_buffer_)];
-  const ActivationBuffer& activations = activations_[size_t(logits_activations_)];
   const int32_t vocab = op.d, padded = weight.n;
   float* logits = logits_.as<float>();
   for (int32_t first = 0; first < input.logit_rows; first += kLogitChunk) {
     const int32_t count = std::min(kLogitChunk, input.logit_rows - first);
     for (int32_t i = 0; i < count; i++)
       std::memcpy(rows.row(i), in.row(input.logit_index[first + i]), size_t(rows.width) * sizeof(float));
-    run_prepare(rows.row(0), rows.width, count, op.b, op.f, activations);
-    run_linear(activations, weight, count, logits, padded, Epilogue::kStore, nullptr);
+    run_prepare(rows.row(0), rows.width, count, op.b, op.f, logits_activations_, {});
+    run_linear(logits_activations_, weight, count, logits, padded, Epilogue::kStore, nullptr, -1);
     const auto choose = [&](int32_t at, int thread) {
       float* row = logits + int64_t(at - first) * padded;
       const int32_t slot = input.slots[at];

@@ -9,40 +9,12 @@
 #include <vector>
 
 #include "kernel_table.h"
+#include "lora.h"
+#include "memory.h"
 #include "sampler.h"
 #include "threads.h"
 
 namespace interlingua {
-
-// Zeroed memory from the operating system; pages come on first touch. Large pages suit what is read as a whole; memory
-// that fills up bit by bit (the KV pool) would pay for zeroing 2 MB at each first touch.
-class Buffer {
- public:
-  Buffer() = default;
-  explicit Buffer(size_t bytes, bool large_pages = true);
-  ~Buffer();
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
-  uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
-  template <class T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
-  }
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-struct PackedWeight {
-  WeightKind kind;
-  int32_t n, k;
-  Buffer quants, scales;
-  Weight view() const { return {kind, n, k, quants.data(), scales.data()}; }
-};
-
-enum class SourceFormat : int32_t { kQ4_0, kQ4_1, kQ8_0, kF32, kF16, kBf16 };
 
 struct StepInput {
   int32_t rows = 0, sequences = 0, max_blocks = 0, logit_rows = 0;
@@ -58,6 +30,9 @@ struct StepInput {
   // [logit_rows] or null: null, or which ids the row may choose (see choose_token), followed by a word that is 1 once the
   // bits are there. Another thread may still write them during the step; a row whose bits are late chooses nothing.
   const uint32_t* const* allowed = nullptr;
+  int32_t adapter_count = 0;
+  const LoraAdapter* const* adapters = nullptr;  // [adapter_count], all different
+  const int32_t* adapter_of = nullptr;           // [sequences] or, without adapters, null: index in `adapters`, or -1
 };
 
 struct StepOutput {
@@ -82,8 +57,8 @@ class Model {
 
   void op_embed(int weight, int out, float scale);
   void op_prepare(int in, int norm, float eps, int activations);  // norm < 0: none
-  // Writes from column `column` of `out` on; bias < 0: none.
-  void op_linear(int activations, int weight, int out, Epilogue epilogue, int bias, int32_t column);
+  // Writes from column `column` of `out` on; bias < 0: none. Returns the operation's number, for `add_lora`.
+  int op_linear(int activations, int weight, int out, Epilogue epilogue, int bias, int32_t column);
   // Rotates q and k in place (qkv: [q heads | k heads | v heads]) and writes k and v to the pool.
   void op_rope_store(int qkv, int layer, int32_t heads, int32_t rotary, int cos, int sin);
   void op_attention(int qkv, int out, int layer, int32_t heads, int32_t window, float scale);
@@ -91,6 +66,10 @@ class Model {
 
   void clear_ops() { ops_.clear(); }
   float* buffer_row(int buffer, int32_t row) const { return buffers_.at(size_t(buffer)).row(row); }
+  // Gives `adapter` matrices for linear operation `op`: a [parts * rank padded to 32, k], b [n, the same padded rank] with
+  // the scale in it; ranks [parts]; slices [n/16] as in LoraLayer. May run on any thread, while steps run.
+  void add_lora(LoraAdapter& adapter, int op, std::vector<int32_t> ranks, std::vector<int32_t> slices, const float* a,
+                size_t a_values, const float* b, size_t b_values) const;
 
   // --- run ---
   int add_sampler(SamplingParams params, const int32_t* prompt, size_t length);
@@ -124,6 +103,7 @@ class Model {
     int32_t heads = 0, rotary = 0, window = 0;
     float f = 0.0f;
     Epilogue epilogue = Epilogue::kStore;
+    std::vector<int> readers = {};  // kPrepare: the linear operations that read its activations
   };
   struct FloatBuffer {
     int32_t width;
@@ -142,9 +122,11 @@ class Model {
 
   void run(const Op& op, const StepInput& input, const StepOutput& output);
   void run_embed(const Op& op, const StepInput& input);
-  void run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, const ActivationBuffer& out);
-  void run_linear(const ActivationBuffer& in, const PackedWeight& weight, int32_t rows, float* out, int64_t stride,
-                  Epilogue epilogue, const float* bias);
+  void run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, int activations,
+                   const std::vector<int>& readers);
+  // `op` is the operation's number where adapters may change it, else -1.
+  void run_linear(int activations, const PackedWeight& weight, int32_t rows, float* out, int64_t stride, Epilogue epilogue,
+                  const float* bias, int op);
   void run_rope_store(const Op& op, const StepInput& input);
   void run_attention(const Op& op, const StepInput& input);
   void run_logits(const Op& op, const StepInput& input, const StepOutput& output);
@@ -156,6 +138,7 @@ class Model {
 
   const KernelTable* kernels_;
   ThreadPool pool_;
+  LoraStep lora_;
   ActivationKind activation_kind_;
   int32_t max_rows_;
   std::vector<PackedWeight> weights_;

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from interlingua.engine.native._native import KV_BLOCK
+from interlingua.engine.native._native import KV_BLOCK, LoraAdapter
 from interlingua.engine.native.engine import NativeOptions
 from interlingua.engine.native.load import LoadedModel, load_model
 from interlingua.hub.files import ModelFiles, from_folder
@@ -40,10 +40,16 @@ class Runner:
         self._next += count
         return out[::-1]  # descending: nothing may depend on blocks being neighbours
 
-    def step(self, work: Seq[tuple[Seq[int], int, list[int]]], last_only: bool = False) -> list[F32]:
+    def step(
+        self,
+        work: Seq[tuple[Seq[int], int, list[int]]],
+        last_only: bool = False,
+        adapters: Seq[LoraAdapter | None] = (),
+    ) -> list[F32]:
         """One step. Each item: (ids, first position, blocks); returns the logits [len(ids), vocab] of each.
 
-        With `last_only` the logits [1, vocab] of each item's last token alone.
+        `adapters`, if any, has one entry for each item; None = the base model. With `last_only` the logits [1, vocab]
+        of each item's last token alone.
         """
         tokens = [t for ids, _, _ in work for t in ids]
         positions = [first + i for ids, first, _ in work for i in range(len(ids))]
@@ -53,6 +59,7 @@ class Runner:
             tables[row, : len(blocks)] = blocks
         index = offsets[1:] - 1 if last_only else np.arange(len(tokens))
         n = len(index)
+        known = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
         logits = np.empty((n, self.vocab), np.float32)
         self.model.step(
             np.array(tokens, np.int32),
@@ -65,15 +72,20 @@ class Runner:
             np.empty(n, np.int32),
             np.empty(n, np.float32),
             logits,
+            adapters=known,
+            adapter_of=np.array([known.index(a) if a is not None else -1 for a in adapters], np.int32)
+            if known
+            else None,
         )
         if last_only:
             return [logits[i : i + 1] for i in range(len(work))]
         return [logits[offsets[i] : offsets[i + 1]] for i in range(len(work))]
 
-    def sequence(self, ids: Seq[int], chunk: int = 1 << 30) -> F32:
+    def sequence(self, ids: Seq[int], chunk: int = 1 << 30, adapter: LoraAdapter | None = None) -> F32:
         """Logits of every position of one sequence, computed in chunks."""
         blocks = self.blocks(len(ids))
-        return np.concatenate([self.step([(ids[at : at + chunk], at, blocks)])[0] for at in range(0, len(ids), chunk)])
+        steps = [[(ids[at : at + chunk], at, blocks)] for at in range(0, len(ids), chunk)]
+        return np.concatenate([self.step(step, adapters=[adapter])[0] for step in steps])
 
     def kv(self, blocks: Seq[int], layers: int) -> list[U16]:
         return [np.array(self.model.kv_block(layer, block)) for layer in range(layers) for block in blocks]

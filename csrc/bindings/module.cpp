@@ -33,7 +33,8 @@ void expect(bool good, const char* what) {
 void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> positions, Vector<const int32_t> offsets,
           Matrix<const int32_t> block_tables, Vector<const int32_t> logit_index, Vector<const int32_t> slots,
           Vector<const int32_t> targets, Vector<int32_t> ids, Vector<float> logprobs, std::optional<Matrix<float>> logits,
-          const std::vector<std::optional<Vector<const uint32_t>>>& allowed) {
+          const std::vector<std::optional<Vector<const uint32_t>>>& allowed, const std::vector<const LoraAdapter*>& adapters,
+          std::optional<Vector<const int32_t>> adapter_of) {
   const size_t rows = tokens.shape(0), sequences = block_tables.shape(0), wanted = logit_index.shape(0);
   expect(positions.shape(0) == rows && offsets.shape(0) == sequences + 1, "step: rows and sequences do not fit");
   expect(slots.shape(0) == wanted && targets.shape(0) == wanted && ids.shape(0) >= wanted && logprobs.shape(0) >= wanted,
@@ -44,6 +45,8 @@ void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> posi
     masks.push_back(mask ? mask->data() : nullptr);
   }
   expect(masks.empty() || masks.size() == wanted, "step: masks do not fit");
+  expect(adapter_of ? adapter_of->shape(0) == sequences : adapters.empty(), "step: adapters do not fit");
+  expect(std::find(adapters.begin(), adapters.end(), nullptr) == adapters.end(), "step: None is no adapter");
   StepInput input;
   input.rows = int32_t(rows);
   input.sequences = int32_t(sequences);
@@ -57,6 +60,9 @@ void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> posi
   input.slots = slots.data();
   input.targets = targets.data();
   input.allowed = masks.empty() ? nullptr : masks.data();
+  input.adapter_count = int32_t(adapters.size());
+  input.adapters = adapters.data();
+  input.adapter_of = adapter_of ? adapter_of->data() : nullptr;
   StepOutput output;
   output.ids = ids.data();
   output.logprobs = logprobs.data();
@@ -207,6 +213,10 @@ NB_MODULE(_native, m) {
   m.def("green_list", green_list, "last_id"_a, "vocab"_a, "gamma"_a,
         "Which ids [vocab] the watermark favours after `last_id`.");
 
+  nb::class_<LoraAdapter>(m, "LoraAdapter")
+      .def(nb::init<>())
+      .def_prop_ro("bytes", &LoraAdapter::bytes);
+
   nb::class_<Model>(m, "Model")
       .def(nb::init<const std::string&, int, ActivationKind, int32_t>(), "isa"_a, "threads"_a, "activations"_a, "max_rows"_a)
       .def("add_weight", &Model::add_weight, "kind"_a, "n"_a, "k"_a)
@@ -225,6 +235,14 @@ NB_MODULE(_native, m) {
       .def("op_embed", &Model::op_embed, "weight"_a, "out"_a, "scale"_a)
       .def("op_prepare", &Model::op_prepare, "source"_a, "norm"_a, "eps"_a, "activations"_a)
       .def("op_linear", &Model::op_linear, "activations"_a, "weight"_a, "out"_a, "epilogue"_a, "bias"_a, "column"_a)
+      .def(
+          "add_lora",
+          [](const Model& model, LoraAdapter& adapter, int op, std::vector<int32_t> ranks, std::vector<int32_t> slices,
+             Matrix<const float> a, Matrix<const float> b) {
+            nb::gil_scoped_release release;
+            model.add_lora(adapter, op, std::move(ranks), std::move(slices), a.data(), a.size(), b.data(), b.size());
+          },
+          "adapter"_a, "op"_a, "ranks"_a, "slices"_a, "a"_a, "b"_a)
       .def("op_rope_store", &Model::op_rope_store, "qkv"_a, "layer"_a, "heads"_a, "rotary"_a, "cos"_a, "sin"_a)
       .def("op_attention", &Model::op_attention, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "window"_a, "scale"_a)
       .def("op_logits", &Model::op_logits, "source"_a, "norm"_a, "eps"_a, "weight"_a, "vocab"_a)
@@ -241,7 +259,8 @@ NB_MODULE(_native, m) {
       .def("copy_block", &Model::copy_block, "source"_a, "target"_a)
       .def("step", step, "tokens"_a, "positions"_a, "offsets"_a, "block_tables"_a, "logit_index"_a, "slots"_a, "targets"_a,
            "ids"_a, "logprobs"_a, "logits"_a.none() = nb::none(),
-           "allowed"_a = std::vector<std::optional<Vector<const uint32_t>>>())
+           "allowed"_a = std::vector<std::optional<Vector<const uint32_t>>>(), "adapters"_a = std::vector<const LoraAdapter*>(),
+           "adapter_of"_a.none() = nb::none())
       .def("set_profiling", &Model::set_profiling, "on"_a)
       .def_prop_ro("op_seconds", &Model::op_seconds)
       .def_static("op_kinds", &Model::op_kinds)

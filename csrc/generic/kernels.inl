@@ -73,7 +73,7 @@ template <int R>
 inline void linear_block_bf16(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
   const int32_t groups = args.weight.k / kGroup;
   const uint16_t* b = reinterpret_cast<const uint16_t*>(args.weight.quants) + int64_t(block) * groups * 512;
-  const float* a = args.in.rounded + Activations::at(row, 0, groups) * kGroup;
+  const float* a = args.in.rounded + args.slice(block) + Activations::at(row, 0, groups) * kGroup;
   F acc[R];
   for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
   for (int32_t g = 0; g < groups; g++)
@@ -185,11 +185,18 @@ inline void linear_block(const LinearArgs& args, int32_t block, int32_t row, flo
   }
 }
 
+// An adapter's part of one 16-block of row `row`.
+inline F add_delta(const LinearArgs& args, int32_t block, int32_t row, F y) {
+  if (!args.delta || args.place[row] < 0) return y;
+  return add(y, load(args.delta + args.place[row] * args.delta_stride + int64_t(block) * kLanes));
+}
+
 // Writes finished sums of one 16-block (or of a gate and an up block) for `rows` rows from `row` on.
 inline void finish_block(const LinearArgs& args, int32_t block, int32_t row, int rows, const float (*tile)[kLanes]) {
   for (int r = 0; r < rows; r++) {
     F y = load(tile[r]);
     if (args.bias) y = add(y, load(args.bias + int64_t(block) * kLanes));
+    y = add_delta(args, block, row + r, y);
     float* out = args.out + (row + r) * args.out_stride + int64_t(block) * kLanes;
     store(out, args.epilogue == Epilogue::kAdd ? add(load(out), y) : y);
   }
@@ -202,6 +209,8 @@ inline void finish_gate(const LinearArgs& args, int32_t block, int32_t row, int 
       g = add(g, load(args.bias + int64_t(block) * kLanes));
       u = add(u, load(args.bias + int64_t(block + 1) * kLanes));
     }
+    g = add_delta(args, block, row + r, g);
+    u = add_delta(args, block + 1, row + r, u);
     store(args.out + (row + r) * args.out_stride + int64_t(block / 2) * kLanes, mul(silu(g), u));
   }
 }

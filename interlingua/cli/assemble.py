@@ -163,6 +163,7 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: Weig
             prefix_cache=options.prefix_cache,
             speculate=options.speculate,
             max_seq_len=options.max_seq_len,
+            max_lora_rank=options.max_lora_rank,
             isa=options.isa,
         ),
         bar.show,

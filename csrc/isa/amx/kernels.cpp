@@ -92,9 +92,9 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
   for (int r = 0; r < 16; r++) store(tile[r], acc[r]);
 }
 
-inline void tile_block_bf16(const LinearArgs& args, const uint8_t* b, int32_t row, float (*tile)[kLanes]) {
+inline void tile_block_bf16(const LinearArgs& args, const uint8_t* b, int64_t slice, int32_t row, float (*tile)[kLanes]) {
   const int32_t groups = args.weight.k / kGroup;
-  const uint16_t* a = args.in.bf16 + Activations::at(row, 0, groups) * kGroup;
+  const uint16_t* a = args.in.bf16 + slice + Activations::at(row, 0, groups) * kGroup;
   _tile_zero(0);
   for (int32_t g = 0; g < groups; g++) {
     _tile_loadd(4, b + int64_t(g) * 1024, 64);
@@ -108,25 +108,27 @@ inline void tile_block_bf16(const LinearArgs& args, const uint8_t* b, int32_t ro
 struct TileWeights {
   const uint8_t* bytes;
   const uint8_t* scales;
+  int64_t slice;  // bf16 alone: where its inputs begin
 };
 
-inline TileWeights open_block(const Weight& w, int32_t block, uint8_t* buffer) {
+inline TileWeights open_block(const LinearArgs& args, int32_t block, uint8_t* buffer) {
+  const Weight& w = args.weight;
   const int64_t groups = w.k / kGroup;
   switch (w.kind) {
     case WeightKind::kInt4:
       unpack_int4(w.quants + block * groups * 256, int32_t(groups), buffer);
-      return {buffer, w.scales + block * groups * 64};
+      return {buffer, w.scales + block * groups * 64, 0};
     case WeightKind::kInt8:
-      return {w.quants + block * groups * 512, w.scales + block * groups * 32};
+      return {w.quants + block * groups * 512, w.scales + block * groups * 32, 0};
     default:
-      return {w.quants + block * groups * 1024, nullptr};
+      return {w.quants + block * groups * 1024, nullptr, args.slice(block)};
   }
 }
 
 inline void tile_block(const LinearArgs& args, TileWeights w, int32_t row, float (*tile)[kLanes]) {
   const bool two = args.kind == ActivationKind::kInt16;
   if (args.weight.kind == WeightKind::kBf16)
-    tile_block_bf16(args, w.bytes, row, tile);
+    tile_block_bf16(args, w.bytes, w.slice, row, tile);
   else if (args.weight.kind == WeightKind::kInt4)
     two ? tile_block_int<true, true>(args, w.bytes, w.scales, row, tile)
         : tile_block_int<false, true>(args, w.bytes, w.scales, row, tile);
@@ -145,8 +147,8 @@ void linear(const LinearArgs& args, int32_t begin, int32_t end) {
   alignas(64) float tile[16][kLanes], up[16][kLanes];
   const bool gate = args.epilogue == Epilogue::kSiluGate;
   for (int32_t block = begin; block < end; block += gate ? 2 : 1) {
-    const TileWeights w = open_block(args.weight, block, buffer[0]);
-    const TileWeights w_up = gate ? open_block(args.weight, block + 1, buffer[1]) : w;
+    const TileWeights w = open_block(args, block, buffer[0]);
+    const TileWeights w_up = gate ? open_block(args, block + 1, buffer[1]) : w;
     for (int32_t row = 0; row < args.rows; row += 16) {
       const int rows = args.rows - row < 16 ? args.rows - row : 16;
       tile_block(args, w, row, tile);

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from interlingua.engine.native._native import Model
+from interlingua.engine.native._native import LoraAdapter, Model
 from interlingua.engine.native.scheduler import Chunk
 
 F32 = npt.NDArray[np.float32]
@@ -24,6 +24,7 @@ class Batch:
     logit rows, chunk by chunk: `scored` prompt tokens, then `choices` rows, the first for the next token and one more
     behind each draft: logit_index, slots, targets int32 [logits]; slot -1 means "score `target`" (a prompt token).
     allowed: a mask or None per logit row (`guide.Guide.allowed`), or nothing where no row is guided.
+    adapters: those of the step, each once; adapter_of int32 [sequences]: index in it, or -1.
     results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; DROPPED: nothing was chosen, the
     draft before it was not; UNUSABLE: the row has failed, its logits are not finite.
     """
@@ -41,6 +42,8 @@ class Batch:
     allowed: list[U32 | None]
     ids: I32
     logprobs: F32
+    adapters: list[LoraAdapter]
+    adapter_of: I32
 
     def run(self, model: Model, logits: F32 | None = None) -> None:
         """Computes the step. `logits` [logits, vocab], if given, receives the raw values."""
@@ -56,6 +59,8 @@ class Batch:
             self.logprobs,
             logits,
             self.allowed,
+            adapters=self.adapters,
+            adapter_of=self.adapter_of,
         )
 
 
@@ -97,6 +102,8 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
             if sequence.guide is not None:
                 allowed += [None] * (len(slots) - 1 - len(allowed))
                 allowed.append(sequence.guide.allowed)
+    loras = [chunk.sequence.lora for chunk in chunks]
+    adapters = {lora: number for number, lora in enumerate(dict.fromkeys(lora for lora in loras if lora is not None))}
     wanted = len(logit_index)
     if allowed:
         allowed += [None] * (wanted - len(allowed))
@@ -114,4 +121,6 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
         allowed=allowed,
         ids=np.empty(wanted, np.int32),
         logprobs=np.empty(wanted, np.float32),
+        adapters=[lora.native for lora in adapters],
+        adapter_of=np.array([-1 if lora is None else adapters[lora] for lora in loras], np.int32),
     )

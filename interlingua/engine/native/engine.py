@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -17,10 +19,10 @@ import numpy as np
 from interlingua.contract.engine import EngineInfo, EngineStats
 from interlingua.contract.errors import (
     GenerationError,
-    ModelError,
     NotSupportedError,
     RequestError,
     UnavailableError,
+    ValidationError,
 )
 from interlingua.contract.events import (
     EngineEvent,
@@ -38,6 +40,7 @@ from interlingua.engine.native.blocks import BlockPool
 from interlingua.engine.native.drafts import Drafter
 from interlingua.engine.native.guide import Guide, Guides, Vocabulary
 from interlingua.engine.native.load import LoadedModel, load_model
+from interlingua.engine.native.lora import Lora, read_adapter
 from interlingua.engine.native.scheduler import Chunk, Scheduler
 from interlingua.engine.native.sequence import Sequence
 from interlingua.engine.native.weights import Quantize
@@ -63,6 +66,7 @@ class NativeOptions:
     prefix_cache: bool = True
     speculate: int = 6  # drafted tokens a step at most, by prompt lookup; 0 = none
     max_seq_len: int | None = None
+    max_lora_rank: int = 64
     isa: str | None = None  # None = INTERLINGUA_ISA, else the best tier of this machine
 
     @property
@@ -73,9 +77,10 @@ class NativeOptions:
 class _Stream:
     """Where a request's events wait for their reader. The event loop's own, but for `sequence`: the engine thread's."""
 
-    __slots__ = ("events", "guide", "sequence", "waiter")
+    __slots__ = ("events", "guide", "lora", "sequence", "waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, lora: Lora | None) -> None:
+        self.lora = lora  # held here from the request's arrival on, so that an unload cannot take it away
         self.events: deque[EngineEvent] = deque()
         self.waiter: asyncio.Future[None] | None = None
         self.guide: Guide | None = None  # the sequence's, once there is one
@@ -122,6 +127,9 @@ class NativeEngine:
         self._stopping = False
         self._failure: BaseException | None = None
         self._streams: dict[Sequence, _Stream] = {}  # engine thread only
+        self._loras: dict[str, Lora] = {}  # event loop only: what new requests can ask for
+        self._adapters: dict[str, Adapter] = {}  # the same, for others to see
+        self._adapter_loads = 0
         self._open: set[_Stream] = set()  # event loop only: those that have a reader
         self._arrivals = 0
         self._steps = 0
@@ -178,16 +186,33 @@ class NativeEngine:
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
-        return {}
+        return MappingProxyType(self._adapters)
 
     async def load_adapter(self, name: str, path: str) -> Adapter:
-        raise ModelError("LoRA adapters are not supported yet")
+        loaded = self._loaded
+        assert loaded is not None, "adapters are loaded after start"
+        native, rank = await asyncio.to_thread(
+            read_adapter, Path(path), loaded.model, loaded.adaptable, self._options.max_lora_rank
+        )
+        self._adapter_loads += 1
+        adapter = Adapter(name, self._adapter_loads, path, rank)
+        self._loras[name] = Lora(adapter, native)
+        self._adapters[name] = adapter
+        return adapter
 
     async def unload_adapter(self, name: str) -> None:
-        raise KeyError(name)
+        del self._adapters[name]
+        del self._loras[name]
 
     async def generate(self, request: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
-        stream = _Stream()
+        adapter = request.adapter
+        lora = self._loras.get(adapter.name) if adapter is not None else None
+        if adapter is not None and (lora is None or lora.info != adapter):
+            yield FailedEvent(
+                ValidationError("adapter_id", f"names an adapter that was just unloaded: {adapter.name!r}")
+            )
+            return
+        stream = _Stream(lora)
         posted = ended = False
         self._open.add(stream)
         try:
@@ -297,7 +322,13 @@ class NativeEngine:
             self._hand_over([(stream, FailedEvent(GenerationError(problem)))])
             return
         sequence = Sequence(
-            request, self._arrivals, time.monotonic(), slot, list(request.prompt_ids), guide=stream.guide
+            request,
+            self._arrivals,
+            time.monotonic(),
+            slot,
+            list(request.prompt_ids),
+            lora=stream.lora,
+            guide=stream.guide,
         )
         if request.prompt_logprobs:
             sequence.prompt_logprobs.append(None)

@@ -7,7 +7,6 @@ import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from interlingua.contract.engine import EngineInfo
@@ -15,6 +14,8 @@ from interlingua.contract.errors import ModelError
 from interlingua.engine.native import models
 from interlingua.engine.native._native import KV_BLOCK, ActivationKind, Model, WeightKind
 from interlingua.engine.native.config import ModelConfig
+from interlingua.engine.native.memory import available_memory
+from interlingua.engine.native.ops import AdaptableLinear, Built
 from interlingua.engine.native.weights import Checkpoint, WeightLoader, open_checkpoint
 from interlingua.hub.files import ModelFiles
 
@@ -47,7 +48,7 @@ class Family(Protocol):
         loader: WeightLoader,
         positions: int,
         gguf: bool,
-    ) -> WeightKind: ...
+    ) -> Built: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class LoadedModel:
     config: ModelConfig
     info: EngineInfo
     kv_blocks: int
+    adaptable: tuple[AdaptableLinear, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,11 @@ def load_model(
         context = _context(config, options)
         pool = _kv_pool(config, options, size)
         model.set_kv(config.layers, pool.blocks, config.kv_heads, config.padded_head)
-        kind = family.build(model, config, checkpoint, WeightLoader(model, options.quantize, packed), context, gguf)
+        built = family.build(model, config, checkpoint, WeightLoader(model, options.quantize, packed), context, gguf)
     except MemoryError:
         raise ModelError(f"not enough memory for model {files.name}") from None
     checkpoint.drop_pages()
+    kind = built.kind
     context = min(context, pool.tokens)
     numerics = "bfloat16" if kind == WeightKind.BF16 else f"{_KIND_NAMES[kind]} weights, {options.activations}"
     info = EngineInfo(
@@ -150,7 +153,7 @@ def load_model(
             f"weights {model.weight_bytes / 1e6:.0f} MB, {pool}"
         ),
     )
-    return LoadedModel(model, config, info, pool.blocks)
+    return LoadedModel(model, config, info, pool.blocks, built.adaptable)
 
 
 def planned_pool(files: ModelFiles, options: NativeOptions) -> KvPool:
@@ -167,16 +170,6 @@ def _config(family: Family, files: ModelFiles, checkpoint: Checkpoint) -> ModelC
 
 def _context(config: ModelConfig, options: NativeOptions) -> int:
     return min(options.max_seq_len or config.context, config.context)
-
-
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, as the kernel estimates it; the container's limit counts too."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(0, int(text) - int(used.read_text())))
-    return available
 
 
 def _check_memory(files: ModelFiles, options: NativeOptions) -> int:

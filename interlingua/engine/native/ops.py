@@ -15,7 +15,17 @@ Buffer = NewType("Buffer", int)  # float32 [rows, width] in the native model
 Activations = NewType("Activations", int)  # inputs of linear layers, quantised or rounded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A linear layer of the checkpoint inside a packed weight, in the layout of its Hugging Face module."""
+
+    module: str  # model.layers.0.self_attn.q_proj
+    rows: npt.NDArray[np.int32]  # [outputs]: which output of the packed weight each one is
+    inputs: int
+    columns: npt.NDArray[np.int32] | None = None  # [inputs]: the same for its inputs; None = they stay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Linear:
     """A packed weight with what the program must know of it."""
 
@@ -24,6 +34,25 @@ class Linear:
     outputs: int
     inputs: int
     bias: int = -1
+    parts: tuple[Part, ...] = ()  # what adapters may change
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptableLinear:
+    """A linear operation of the program that adapters may change. Its parts share the inputs."""
+
+    op: int
+    outputs: int
+    inputs: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a family's `build` made."""
+
+    kind: WeightKind  # of the layers
+    adaptable: tuple[AdaptableLinear, ...]
 
 
 class Program:
@@ -31,6 +60,11 @@ class Program:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._adaptable: list[AdaptableLinear] = []
+
+    @property
+    def adaptable(self) -> tuple[AdaptableLinear, ...]:
+        return tuple(self._adaptable)
 
     def buffer(self, width: int) -> Buffer:
         return Buffer(self._model.add_buffer(width))
@@ -53,15 +87,20 @@ class Program:
         self._model.op_prepare(source, -1, 0.0, out)
 
     def linear(self, source: Activations, layer: Linear, out: Buffer, column: int = 0) -> None:
-        self._model.op_linear(source, layer.weight, out, Epilogue.STORE, layer.bias, column)
+        self._linear(source, layer, out, Epilogue.STORE, column)
 
     def linear_add(self, source: Activations, layer: Linear, out: Buffer) -> None:
         """out += layer(source): the residual connection, without a pass of its own."""
-        self._model.op_linear(source, layer.weight, out, Epilogue.ADD, layer.bias, 0)
+        self._linear(source, layer, out, Epilogue.ADD, 0)
 
     def linear_silu_gate(self, source: Activations, layer: Linear, out: Buffer) -> None:
         """out = silu(gate) * up, where 16-blocks of the layer's outputs alternate gate, up (`interleave`)."""
-        self._model.op_linear(source, layer.weight, out, Epilogue.SILU_GATE, layer.bias, 0)
+        self._linear(source, layer, out, Epilogue.SILU_GATE, 0)
+
+    def _linear(self, source: Activations, layer: Linear, out: Buffer, epilogue: Epilogue, column: int = 0) -> None:
+        op = self._model.op_linear(source, layer.weight, out, epilogue, layer.bias, column)
+        if layer.parts:
+            self._adaptable.append(AdaptableLinear(op, -(-layer.outputs // 16) * 16, layer.inputs, layer.parts))
 
     def vector(self, values: npt.NDArray[np.float32]) -> int:
         return self._model.add_vector(np.ascontiguousarray(values.reshape(-1), np.float32))

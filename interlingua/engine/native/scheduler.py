@@ -287,7 +287,8 @@ class Scheduler:
     def _know_keys(self, sequence: Sequence, whole: int) -> None:
         known = len(sequence.keys)
         if known < whole:
-            parent = sequence.keys[-1] if known else b""
+            salt = sequence.lora.salt if sequence.lora is not None else b""
+            parent = sequence.keys[-1] if known else salt
             sequence.keys += block_keys(sequence.ids[: whole * self._block_size], self._block_size, parent, known)
 
     @staticmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from interlingua.contract.request import PreparedRequest
 from interlingua.engine.native.drafts import Drafter
 from interlingua.engine.native.guide import Guide
+from interlingua.engine.native.lora import Lora
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,7 @@ class Sequence:
     started_at: float = 0.0  # first time in a batch
     announced: bool = False  # StartedEvent sent
     drafter: Drafter | None = None  # None = plain decoding
+    lora: Lora | None = None  # None = the base model
     mates: list[Sequence] = field(default_factory=list)  # of its group, all that are inside, itself too; shared by them
     guide: Guide | None = None  # keeps its place in the grammar through preemptions
 

@@ -71,49 +71,54 @@ class GgufCheckpoint:
 _SAFETENSORS_TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
+def safetensors_in(path: Path, data: bytes | mmap.mmap) -> dict[str, Tensor]:
+    """The tensors of a safetensors file (8-byte length, JSON header, numbers) as views of `data`, its content.
+
+    Raises:
+        ModelError: truncated, corrupt, or a dtype that is not supported. `path` is for the message.
+    """
+    import orjson
+
+    start = 8 + int.from_bytes(data[:8], "little")
+    try:
+        if start > len(data):
+            raise ValueError
+        header = orjson.loads(data[8:start])
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+        return {name: _tensor(path, data, start, name, entry) for name, entry in entries}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{path}: not a whole safetensors file (truncated or corrupt header)") from None
+
+
+def _tensor(path: Path, data: bytes | mmap.mmap, start: int, name: str, entry: Mapping[str, Any]) -> Tensor:
+    dtype = _SAFETENSORS_TYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ModelError(
+            f"{path}: tensor {name} has dtype {entry['dtype']}; supported: {', '.join(_SAFETENSORS_TYPES)}"
+        )
+    shape = tuple(int(n) for n in entry["shape"])
+    begin, end = entry["data_offsets"]
+    count = int(np.prod(shape, dtype=np.int64))
+    if end - begin != count * dtype.itemsize or start + end > len(data):
+        raise ModelError(f"{path}: tensor {name} reaches past the end of the file (truncated?)")
+    values = np.frombuffer(data, dtype, count, start + begin).reshape(shape)
+    return Tensor(name, shape, entry["dtype"], values)
+
+
 class SafetensorsCheckpoint:
-    """Maps the files itself: the library's numpy interface knows no bfloat16 (format: 8-byte length, JSON, data)."""
+    """Maps the files itself: the library's numpy interface knows no bfloat16."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._tensors: dict[str, Tensor] = {}
         self._maps: list[mmap.mmap] = []
         for path in files.paths:
-            self._open(path)
-
-    def _open(self, path: Path) -> None:
-        import orjson
-
-        try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read ({error})") from None
-        length = int.from_bytes(mapped[:8], "little")
-        start = 8 + length
-        try:
-            if start > len(mapped):
-                raise ValueError
-            header = orjson.loads(mapped[8:start])
-            entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-            for name, entry in entries:
-                self._add(path, mapped, start, name, entry)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ModelError(f"{path}: not a whole safetensors file (truncated or corrupt header)") from None
-        self._maps.append(mapped)
-
-    def _add(self, path: Path, mapped: mmap.mmap, start: int, name: str, entry: Mapping[str, Any]) -> None:
-        dtype = _SAFETENSORS_TYPES.get(entry["dtype"])
-        if dtype is None:
-            raise ModelError(
-                f"{path}: tensor {name} has dtype {entry['dtype']}; supported: {', '.join(_SAFETENSORS_TYPES)}"
-            )
-        shape = tuple(int(n) for n in entry["shape"])
-        begin, end = entry["data_offsets"]
-        count = int(np.prod(shape, dtype=np.int64))
-        if end - begin != count * dtype.itemsize or start + end > len(mapped):
-            raise ModelError(f"{path}: tensor {name} reaches past the end of the file (truncated?)")
-        data = np.frombuffer(mapped, dtype, count, start + begin).reshape(shape)
-        self._tensors[name] = Tensor(name, shape, entry["dtype"], data)
+            try:
+                with path.open("rb") as file:
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{path}: cannot be read ({error})") from None
+            self._tensors |= safetensors_in(path, mapped)
+            self._maps.append(mapped)
 
     def get(self, name: str) -> Tensor:
         tensor = self._tensors.get(name)

@@ -6,16 +6,16 @@ x += o(attention(rope(q, k, v of norm(x)))); x += down(silu(gate(norm(x))) * up(
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from interlingua.contract.errors import ModelError
-from interlingua.engine.native._native import Model, WeightKind
+from interlingua.engine.native._native import Model
 from interlingua.engine.native.config import ModelConfig, RopeConfig, rotary_tables
-from interlingua.engine.native.ops import Linear, Program, interleave
+from interlingua.engine.native.ops import Built, Linear, Part, Program, interleave
 from interlingua.engine.native.weights import Checkpoint, Placement, Tensor, WeightLoader, vector
 
 I32 = npt.NDArray[np.int32]
@@ -170,22 +170,31 @@ class Weights:
             (self.names.k, self._head_rows(c.kv_heads, rotary=True) + np.int32(q_rows)),
             (self.names.v, self._head_rows(c.kv_heads, rotary=False) + np.int32(q_rows + kv_rows)),
         ]
-        return self._fused(layer, parts, q_rows + 2 * kv_rows, c.hidden)
+        # Adapters come in Hugging Face's layout, whatever the checkpoint's.
+        modules = [
+            Part(SAFETENSORS.q, self._head_rows(c.heads, rotary=False), c.hidden),
+            Part(SAFETENSORS.k, self._head_rows(c.kv_heads, rotary=False) + np.int32(q_rows), c.hidden),
+            Part(SAFETENSORS.v, parts[2][1], c.hidden),
+        ]
+        return self._fused(layer, parts, modules, q_rows + 2 * kv_rows, c.hidden)
 
     def o(self, layer: int) -> Linear:
         c = self.config
         columns = None if c.padded_head == c.head_dim else self._head_rows(c.heads, rotary=False)
         rows = np.arange(c.hidden, dtype=np.int32)
-        return self._fused(layer, [(self.names.o, rows)], c.hidden, c.heads * c.padded_head, columns)
+        module = Part(SAFETENSORS.o, rows, c.heads * c.head_dim, columns)
+        return self._fused(layer, [(self.names.o, rows)], [module], c.hidden, c.heads * c.padded_head, columns)
 
     def gate_up(self, layer: int) -> Linear:
-        inner = self.config.intermediate
-        parts = [(self.names.gate, interleave(inner, 0)), (self.names.up, interleave(inner, 16))]
-        return self._fused(layer, parts, 2 * inner, self.config.hidden)
+        inner, hidden = self.config.intermediate, self.config.hidden
+        gate, up = interleave(inner, 0), interleave(inner, 16)
+        modules = [Part(SAFETENSORS.gate, gate, hidden), Part(SAFETENSORS.up, up, hidden)]
+        return self._fused(layer, [(self.names.gate, gate), (self.names.up, up)], modules, 2 * inner, hidden)
 
     def down(self, layer: int) -> Linear:
-        rows = np.arange(self.config.hidden, dtype=np.int32)
-        return self._fused(layer, [(self.names.down, rows)], self.config.hidden, self.config.intermediate)
+        hidden, inner = self.config.hidden, self.config.intermediate
+        rows = np.arange(hidden, dtype=np.int32)
+        return self._fused(layer, [(self.names.down, rows)], [Part(SAFETENSORS.down, rows, inner)], hidden, inner)
 
     def _head_rows(self, heads: int, rotary: bool) -> I32:
         """For each checkpoint row of `heads` heads the row in the engine's order and padding."""
@@ -211,15 +220,24 @@ class Weights:
         return tensor
 
     def _fused(
-        self, layer: int, parts: list[tuple[str, I32]], outputs: int, inputs: int, columns: I32 | None = None
+        self,
+        layer: int,
+        parts: list[tuple[str, I32]],
+        modules: list[Part],
+        outputs: int,
+        inputs: int,
+        columns: I32 | None = None,
     ) -> Linear:
+        """One weight of several checkpoint tensors. `modules` are the same parts as adapters know them."""
         names = [name.format(layer) for name, _ in parts]
         width = inputs if columns is None else len(columns)
         tensors = [self._tensor(name, len(rows), width) for name, (_, rows) in zip(names, parts, strict=True)]
         kind = self._loader.kind_of(tensors, columns is not None)
         places = [Placement(tensor, rows, columns) for tensor, (_, rows) in zip(tensors, parts, strict=True)]
         weight = self._loader.pack(kind, outputs, inputs, places)
-        return Linear(weight, kind, outputs, inputs, self._bias(names, [rows for _, rows in parts], outputs))
+        bias = self._bias(names, [rows for _, rows in parts], outputs)
+        placed = tuple(replace(module, module=module.module.format(layer)) for module in modules)
+        return Linear(weight, kind, outputs, inputs, bias, placed)
 
     def _bias(self, names: list[str], places: list[I32], outputs: int) -> int:
         """The fused bias, zero for parts that have none; -1 if no part has one."""
@@ -240,8 +258,8 @@ def build(
     loader: WeightLoader,
     positions: int,
     gguf: bool,
-) -> WeightKind:
-    """Packs the weights and emits the program for contexts up to `positions`. Returns the layers' weight kind."""
+) -> Built:
+    """Packs the weights and emits the program for contexts up to `positions`."""
     if config.hidden % 32 or config.intermediate % 32 or config.padded_head > 256 or config.heads % config.kv_heads:
         raise ModelError(
             f"hidden size {config.hidden} and MLP size {config.intermediate} must be multiples of 32, heads at most "
@@ -276,4 +294,4 @@ def build(
         program.prepare(inner, down_in)
         program.linear_add(down_in, down, x)
     program.logits(x, weights.norm(weights.names.final_norm), config.norm_eps, head, config.vocab)
-    return layers[0][0].kind
+    return Built(layers[0][0].kind, program.adaptable)
