@@ -1,0 +1,278 @@
+"""The gRPC server: `inference.GRPCInferenceService`, over the same service as every HTTP route.
+
+A call that its client abandons is cancelled by gRPC, which closes the request's stream and frees what it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from interlingua.contract.errors import (
+    GenerationError,
+    InterlinguaError,
+    ModelError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from interlingua.contract.events import FailedEvent, TextEvent, TextStopped, TextToken, fold
+from interlingua.dialects.kserve import Inference
+from interlingua.dialects.triton import VERSION, check_model
+from interlingua.server import kserve
+from interlingua.server.rpc import kserve_pb2 as pb
+from interlingua.server.rpc import messages
+
+if TYPE_CHECKING:
+    from interlingua.server.app import App
+    from interlingua.service.service import ServedModel
+
+_log = logging.getLogger(__name__)
+_SERVICE = "inference.GRPCInferenceService"
+_DECODE_INLINE = 65_536  # bytes of a request; more is decoded in a thread
+_QUEUED = 16  # responses of one stream that its client has not taken yet; then its requests wait
+_CODES: Mapping[str, grpc.StatusCode] = {
+    "validation": grpc.StatusCode.INVALID_ARGUMENT,
+    "payload_too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "unauthorized": grpc.StatusCode.UNAUTHENTICATED,
+    "not_found": grpc.StatusCode.NOT_FOUND,
+    "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class InferenceService:
+    """The protocol's methods. Holds no state of its own."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._service = app.service
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        def unary(method: Callable[[Any], Awaitable[Any]], request: type[Any], *, key: bool = False) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                self._guarded(method, key=key),
+                request_deserializer=request.FromString,
+                response_serializer=_serialize,
+            )
+
+        return grpc.method_handlers_generic_handler(
+            _SERVICE,
+            {
+                "ServerLive": unary(self.server_live, pb.ServerLiveRequest),
+                "ServerReady": unary(self.server_ready, pb.ServerReadyRequest),
+                "ModelReady": unary(self.model_ready, pb.ModelReadyRequest),
+                "ServerMetadata": unary(self.server_metadata, pb.ServerMetadataRequest),
+                "ModelMetadata": unary(self.model_metadata, pb.ModelMetadataRequest),
+                "ModelConfig": unary(self.model_config, pb.ModelConfigRequest),
+                "RepositoryIndex": unary(self.repository_index, pb.RepositoryIndexRequest, key=True),
+                "ModelInfer": unary(self.model_infer, pb.ModelInferRequest, key=True),
+                "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
+                    self.model_stream_infer,
+                    request_deserializer=pb.ModelInferRequest.FromString,
+                    response_serializer=_serialize,
+                ),
+            },
+        )
+
+    # --- queries --------------------------------------------------------------------------------------------
+
+    async def server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._service.ill_health() is None)
+
+    async def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        try:
+            self._served(request.name, request.version)
+        except (NotFoundError, UnavailableError):
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=self._service.ill_health() is None)
+
+    async def server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(**kserve.server_metadata())
+
+    async def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        return messages.metadata(kserve.model_metadata(self._served(request.name, request.version)))
+
+    async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        return messages.config(kserve.model_config(self._served(request.name, request.version)))
+
+    async def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        models = kserve.repository_index(self._service)
+        wanted = [model for model in models if not request.ready or model["state"] == "READY"]
+        return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**model) for model in wanted])
+
+    # --- inference ------------------------------------------------------------------------------------------
+
+    async def model_infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        """One response, whatever the input `stream` says."""
+        inference, arrived = await self._inference(request)
+        return await self._whole(inference, arrived)
+
+    async def model_stream_infer(
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """Answers the stream's requests as they come, side by side; responses are told apart by their ids.
+
+        A request with the input `stream` gets a response for each token, the others one. The last response of a
+        request has the parameter `triton_final_response` true. An error ends its own request alone.
+        """
+        await self._check_key(context)
+        responses: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(_QUEUED)
+        reader = asyncio.create_task(self._answer_all(requests, responses))
+        try:
+            while (response := await responses.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
+
+    async def _answer_all(
+        self,
+        requests: AsyncIterator[pb.ModelInferRequest],
+        responses: asyncio.Queue[pb.ModelStreamInferResponse | None],
+    ) -> None:
+        async def answer(request: pb.ModelInferRequest) -> None:
+            try:
+                inference, arrived = await self._inference(request)
+                if inference.stream:
+                    async for response in self._pieces(inference, arrived):
+                        await responses.put(pb.ModelStreamInferResponse(infer_response=response))
+                else:
+                    response = await self._whole(inference, arrived)
+                    await responses.put(pb.ModelStreamInferResponse(infer_response=response))
+            except Exception as error:
+                message = _known(error).message
+                last = messages.empty_response(request.id, request.model_name, final=True)
+                await responses.put(pb.ModelStreamInferResponse(error_message=message, infer_response=last))
+
+        async with asyncio.TaskGroup() as group:
+            async for request in requests:
+                group.create_task(answer(request))
+        await responses.put(None)
+
+    async def _inference(self, request: pb.ModelInferRequest) -> tuple[Inference, float]:
+        """(the decoded request, when it came). Raises RequestError, counted as refused."""
+        arrived = time.monotonic()
+        try:
+            model = self._served(request.model_name, request.model_version).name
+            arguments = (request, secrets.token_hex(16), model, self._app.served_settings())
+            if request.ByteSize() <= _DECODE_INLINE:
+                return messages.to_inference(*arguments), arrived
+            return await asyncio.to_thread(messages.to_inference, *arguments), arrived
+        except InterlinguaError as error:
+            self._service.metrics.refused(error.kind)
+            raise
+
+    async def _whole(self, inference: Inference, arrived: float) -> pb.ModelInferResponse:
+        events: list[TextEvent] = []
+        async with contextlib.aclosing(self._service.generate(inference.request, arrived)) as batches:
+            async for batch in batches:
+                events += batch
+        return messages.to_response(inference, inference.whole(fold(events)), final=True)
+
+    async def _pieces(self, inference: Inference, arrived: float) -> AsyncIterator[pb.ModelInferResponse]:
+        async with contextlib.aclosing(self._service.generate(inference.request, arrived)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if isinstance(event, FailedEvent):
+                        raise event.error
+                    tensors = inference.piece(event)
+                    if tensors is not None:
+                        final = isinstance(event, TextStopped) or (
+                            isinstance(event, TextToken) and event.summary is not None
+                        )
+                        yield messages.to_response(inference, tensors, final)
+
+    # --- what holds for every call --------------------------------------------------------------------------
+
+    def _served(self, name: str, version: str) -> ServedModel:
+        model = self._service.model
+        if model is None:
+            raise UnavailableError("the model is loading")
+        check_model(model.name, name, version or VERSION)
+        return model
+
+    def _guarded(self, method: Callable[[In], Awaitable[Out]], *, key: bool) -> Callable[[In, Context], Awaitable[Out]]:
+        """`method` whose errors become status codes, and which asks for the key if `key`."""
+
+        async def call(request: In, context: Context) -> Out:
+            if key:
+                await self._check_key(context)
+            try:
+                return await method(request)
+            except Exception as error:
+                await _abort(context, _known(error))
+                raise
+
+        return call
+
+    async def _check_key(self, context: Context) -> None:
+        given = dict(context.invocation_metadata() or ())
+        try:
+            self._app.check_key(str(given.get("authorization", "")))
+        except UnauthorizedError as error:
+            self._service.metrics.refused(error.kind)
+            await _abort(context, error)
+
+
+def _known(error: Exception) -> InterlinguaError:
+    """`error`, or what may be said of a fault of our own, which is logged."""
+    if isinstance(error, InterlinguaError):
+        return error
+    _log.error("a call failed", exc_info=error)
+    return GenerationError("the request failed inside the server")
+
+
+async def _abort(context: Context, error: InterlinguaError) -> None:
+    await context.abort(_CODES.get(error.kind, grpc.StatusCode.INTERNAL), error.message)
+
+
+def _serialize(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+@contextlib.asynccontextmanager
+async def listening(app: App, last_bytes: float) -> AsyncIterator[int]:
+    """Serves gRPC while the block runs, and yields the port. On leaving, calls get `last_bytes` seconds to end.
+
+    Raises:
+        ModelError: the port is taken.
+    """
+    settings = app.settings
+    server = grpc.aio.server(
+        handlers=[InferenceService(app).handler()],
+        options=[
+            ("grpc.max_receive_message_length", settings.payload_limit),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", settings.max_header_bytes),
+            ("grpc.so_reuseport", 0),  # a second server at the same port is a mistake
+        ],
+    )
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{settings.grpc_port}"
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        raise ModelError(f"cannot listen on {address} for gRPC: the address is in use or not ours") from None
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(last_bytes)
