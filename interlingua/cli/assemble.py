@@ -33,6 +33,12 @@ def server_settings(options: Options) -> ServerSettings:
     return ServerSettings(
         host=options.host,
         port=options.port,
+        management_host=options.management_host,
+        management_port=options.management_port,
+        metrics_port=options.metrics_port,
+        grpc_port=options.grpc_port,
+        admin_key=options.admin_key,
+        admin_key_file=options.admin_key_file,
         api_key=options.api_key,
         api_key_file=options.api_key_file,
         tls_certificate=options.tls_certificate,

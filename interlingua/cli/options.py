@@ -298,6 +298,46 @@ class Options:
 
     host: str = _option(Text("HOST"), "127.0.0.1", Group.SERVER, "the address to listen on; 0.0.0.0 = every one")
     port: int = _option(Integer(0, 65_535), 8080, Group.SERVER, "the port to listen on; 0 = any free one")
+    management_host: str = _option(
+        Text("HOST"), "127.0.0.1", Group.SERVER, "the address of the routes that run the server, if they have their own"
+    )
+    management_port: int | None = _option(
+        Integer(0, 65_535),
+        None,
+        Group.SERVER,
+        "put the routes that run the server (state, adapters, stop, metrics) on an address of their own, where "
+        "clients cannot reach them",
+        absent="they share the port of all others",
+    )
+    metrics_port: int | None = _option(
+        Integer(0, 65_535),
+        None,
+        Group.SERVER,
+        "put /metrics on a port of its own, at the management host",
+        absent="it stands with the routes that run the server",
+    )
+    grpc_port: int | None = _option(
+        Integer(0, 65_535),
+        None,
+        Group.SERVER,
+        "speak the KServe v2 protocol over gRPC on this port; needs the extra `grpc`",
+        absent="no gRPC",
+    )
+    admin_key: str | None = _option(
+        Text("KEY"),
+        None,
+        Group.SERVER,
+        "ask for this key, as for `api_key`, where a route changes the server's state",
+        absent="those routes work on a management address alone",
+        secret=True,
+    )
+    admin_key_file: str | None = _option(
+        Text("FILE"),
+        None,
+        Group.SERVER,
+        "more such keys, one on each line; read again when the file changes and on SIGHUP",
+        absent="none",
+    )
     api_key: str | None = _option(
         Text("KEY"),
         None,

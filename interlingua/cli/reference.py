@@ -38,11 +38,11 @@ _VENDOR = """\
 ## The vendor server's configuration file
 
 `--config` also takes the JSON file of the server whose TGI and Triton routes this one speaks (it is known by
-`BackendConfig`). These keys are used; all others are listed in one line at the start and ignored. All routes stand
-on the one port, those of management and metrics too. With `ServerConfig.httpsEnabled` true the keys `tls...` name
-files, relative to the folder above `conf` (`tlsCaFile` and `tlsCrlFiles` below `tlsCaPath` and `tlsCrlPath`); with
-`tlsCaFile` clients need a certificate, as there; the password in `tlsPkPwd` is read as plain text. With false all of
-them are ignored.
+`BackendConfig`). These keys are used; all others are listed in one line at the start and ignored. Where address and
+port of management or metrics are those of the data routes, they share them. With `ServerConfig.httpsEnabled` true the
+keys `tls...` name files, relative to the folder above `conf` (`tlsCaFile` and `tlsCrlFiles` below `tlsCaPath` and
+`tlsCrlPath`); with `tlsCaFile` clients need a certificate, as there; the password in `tlsPkPwd` is read as plain text.
+With false all of them are ignored.
 Of several models in `ModelConfig` the first is served.
 
 | key | option |

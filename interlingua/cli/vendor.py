@@ -11,6 +11,9 @@ from typing import Any
 KEYS: dict[str, str] = {
     "ServerConfig.ipAddress": "host",
     "ServerConfig.port": "port",
+    "ServerConfig.managementIpAddress": "management_host",
+    "ServerConfig.managementPort": "management_port",
+    "ServerConfig.metricsPort": "metrics_port",
     "ServerConfig.maxLinkNum": "max_concurrent_requests",
     "BackendConfig.ModelDeployConfig.maxSeqLen": "max_seq_len",
     "BackendConfig.ModelDeployConfig.maxInputTokenLen": "max_input_token_len",

@@ -173,6 +173,70 @@ The times, whole milliseconds, are there with `details` alone. The last event al
 (`null` when not asked for, without the ids otherwise). The texts of all events join to `generated_text`.
 """
 
+_TOKENS = """\
+## Tokens
+
+| route | body | answer |
+|---|---|---|
+| POST `/tokenize` | `inputs` as on TGI | a list of `{id, text, start, stop}`; the last two count bytes of UTF-8 |
+| POST `/tokenize` | `prompt`, `add_special_tokens` (true), `return_token_strs` (false): vLLM's | \
+`count`, `max_model_len`, `tokens` (ids), `token_strs` |
+| POST `/v1/tokenizer` | `inputs`, `do_decode` (true) | `token_number`, `tokens`: their texts; the tokens \
+of one character have one text |
+
+They take no permit. A body with both keys on `/tokenize` is vLLM's.
+"""
+
+_CONTROL = """\
+## Running the server
+
+These routes stand on the data port, or on the management address alone when `--management-port` sets one: then they
+are 404 to clients. Health, `/info` and KServe's health are on both; `/metrics` is on the management address, or on
+`--metrics-port`. Errors are `{"error", "error_type"}` with the statuses of TGI, and 403 as below.
+
+| route | answer |
+|---|---|
+| GET `/health/timed`, `/health/timed-T` | 200 when the engine makes a token within T seconds (1 to 600; 10), \
+or does steps for others meanwhile; else 503. Another T is 404 |
+| GET `/stopService` | refuses new requests at once, answers when those inside have ended (at most `--stop-grace` \
+seconds), then the server ends; with `?mode=Force` it waits for nobody. 503 when it is stopping already |
+| GET `/v1/status`, `/v2/status` | free places, requests that run and wait, blocks of KV memory |
+| GET `/v1/config` | the served model and its limits |
+| GET `/metrics-json` | TTFT and TBT (means over the last 1,000 answers, whole milliseconds, 0 before there is one), \
+requests that wait and run, free blocks |
+| GET `/v2/models/{model}/getSlotCount` | as under KServe |
+| POST `/v1/load_lora_adapter` | `lora_name`, `lora_path`, `master_model`: loads a LoRA adapter; a loaded name gets a \
+new version |
+| POST `/v1/unload_lora_adapter` | `lora_name`: new requests for it are refused, running ones end on it |
+
+The names with `Npu` are the memory of the device, which is the CPU here; nothing is swapped, so those with `Cpu` and
+`swapped` are 0, and memory that is sized at the start is -1.
+
+`/stopService` and the two that load and unload change the server's state. They ask for the admin key (`--admin-key`,
+`--admin-key-file`) as `Authorization: Bearer KEY`: 401 without it. Without such a key they work on a management address
+alone, and are 403 on the data port. The key of the clients does not open them.
+
+## gRPC
+
+With `--grpc-port` and the extra `interlingua[grpc]` the server speaks the KServe v2 protocol over gRPC
+(`inference.GRPCInferenceService`): ServerLive, ServerReady, ModelReady, ServerMetadata, ModelMetadata, ModelConfig,
+RepositoryIndex, ModelInfer and ModelStreamInfer, with the tensors and parameters of `infer` above. ModelInfer gives one
+response. On ModelStreamInfer a request whose input `stream` is true gets one for each token, with the new text and the
+new id; each request's last response has the parameter `triton_final_response` true. Several requests of one stream run
+side by side and are told apart by their ids; an error ends its own request alone, as `error_message`. The keys of
+`--api-key` are asked for as metadata `authorization: Bearer KEY`, the certificates are those of HTTPS.
+
+| what | status |
+|---|---|
+| a wrong request | INVALID_ARGUMENT |
+| unknown model or version | NOT_FOUND |
+| no key, or a wrong one | UNAUTHENTICATED |
+| no place is free, or the message is too large | RESOURCE_EXHAUSTED |
+| loading, stopping or stuck | UNAVAILABLE |
+| the request's own time limit | DEADLINE_EXCEEDED |
+| a fault inside the server | INTERNAL |
+"""
+
 _MEDIA = """\
 ## Typed parts
 
@@ -220,6 +284,8 @@ def page() -> str:
         "### Fields\n",
         _fields([*native_root, *_native_table.PARAMETERS.fields], _native_table.COLUMNS, settings),
         _NATIVE_ANSWERS,
+        _TOKENS,
+        _CONTROL,
         _MEDIA,
     ]
     return "\n".join(sections)

@@ -21,19 +21,21 @@ from interlingua.contract.errors import (
     RequestError,
     UnavailableError,
 )
+from interlingua.server.control import Control, Stop
 from interlingua.server.exchange import Exchange, Presence
 from interlingua.server.keys import Keys
 from interlingua.server.kserve import KServe
 from interlingua.server.middleware import ClientLeftError, check_key, read_body
 from interlingua.server.responses import RenderError, answer_stream, answer_whole
-from interlingua.server.routes import Endpoint, Handler, RouteTable, paths_of
+from interlingua.server.routes import Endpoint, Handler, Plane, RouteTable, SystemRoute, paths_of
 from interlingua.server.settings import ServerSettings
 from interlingua.server.system import System, plain_error
 from interlingua.server.tls import Certificates
+from interlingua.server.tokens import Tokens
 from interlingua.service.service import Service
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
 
@@ -56,26 +58,58 @@ class App:
         self.certificates = Certificates.of(settings)
         self._dialects = tuple(dialects)
         self._wire = wire
-        self._table = RouteTable()
+        self.stop = Stop()
+        self.addresses: dict[str, str] = {}  # of other planes and of gRPC, by name; filled while it serves
+        self.admin_keys = Keys(settings.admin_key, settings.admin_key_file)
+        self._tables = {plane: RouteTable() for plane in (Plane.DATA, *settings.own_addresses)}
         for dialect in self._dialects:
             for route in dialect.routes:
                 endpoint = Endpoint(self._generation(dialect, route), dialect.render_error)
                 for path in paths_of(dialect, route.path):
-                    self._table.add(route.method, path, endpoint)
-        system = System(service, settings, self.keys, wire, self._dialects)
-        self.system_routes = (*system.routes(), *KServe(service, settings, self.keys, wire).routes())
+                    self._tables[Plane.DATA].add(route.method, path, endpoint)
+        self.system_routes = (
+            *System(service, self.keys, wire, self._dialects).routes(),
+            *Tokens(service, settings, self.keys, wire).routes(),
+            *KServe(service, settings, self.keys, wire).routes(),
+            *Control(service, settings, self.admin_keys, wire, self.stop).routes(),
+        )
         for own in self.system_routes:
-            self._table.add(own.method, own.path, Endpoint(own.handler, self._shape_of(own.path)))
+            for plane in self._homes(own.plane):
+                self._tables[plane].add(own.method, own.path, Endpoint(own.handler, self._shape_of(own)))
 
     def refresh(self, force: bool = False) -> None:
         """Reads keys and certificates again whose files have changed, or all. For any thread; blocks on the disk."""
         self.keys.refresh(force)
+        self.admin_keys.refresh(force)
         if self.certificates is not None:
             self.certificates.refresh(force)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application as clients see it."""
+        await self._answer(scope, receive, send, self._tables[Plane.DATA])
+
+    def at(self, plane: Plane) -> ASGIApp:
+        """The application as it is seen at the address of `plane`."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._answer(scope, receive, send, self._tables[plane])
+
+        return app
+
+    def _homes(self, plane: Plane) -> Sequence[Plane]:
+        """The addresses at which a route of `plane` stands: its own, or the next best."""
+        if plane is Plane.SHARED:
+            return [home for home in self._tables if home is not Plane.METRICS]
+        homes = {
+            Plane.DATA: (Plane.DATA,),
+            Plane.MANAGEMENT: (Plane.MANAGEMENT, Plane.DATA),
+            Plane.METRICS: (Plane.METRICS, Plane.MANAGEMENT, Plane.DATA),
+        }[plane]
+        return [next(home for home in homes if home in self._tables)]
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, table: RouteTable) -> None:
         if scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, secrets.token_hex(16)))
+            await self._http(Exchange(scope, receive, send, secrets.token_hex(16)), table)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
         else:
@@ -83,8 +117,8 @@ class App:
                 await send({"type": "lifespan.startup.complete"})
             await send({"type": "lifespan.shutdown.complete"})
 
-    async def _http(self, exchange: Exchange) -> None:
-        endpoints, exchange.path_params = self._table.find(exchange.path)
+    async def _http(self, exchange: Exchange, table: RouteTable) -> None:
+        endpoints, exchange.path_params = table.find(exchange.path)
         method = "GET" if exchange.method == "HEAD" else exchange.method
         endpoint = endpoints.get(method)
         if endpoint is None:
@@ -113,11 +147,14 @@ class App:
             render_error = next(iter(endpoints.values())).render_error
         else:
             error = NotFoundError(f"there is nothing at {exchange.path}")
-            render_error = self._shape_of(exchange.path)
+            render_error = self._shape_at(exchange.path)
         self.service.metrics.refused(error.kind)
         await exchange.reply(render_error(error))
 
-    def _shape_of(self, path: str) -> RenderError:
+    def _shape_of(self, route: SystemRoute) -> RenderError:
+        return plain_error if route.plane is Plane.MANAGEMENT else self._shape_at(route.path)
+
+    def _shape_at(self, path: str) -> RenderError:
         """The error shape of the dialect whose prefix or own rule claims `path`."""
         for dialect in self._dialects:
             if dialect.prefix and (path + "/").startswith(dialect.prefix + "/"):
@@ -153,12 +190,12 @@ class App:
             body=body,
             request_id=exchange.request_id,
         )
-        settings = self._served_settings()
+        settings = self.served_settings()
         if len(body) <= _DECODE_INLINE:
             return route.decode(request, settings)
         return await asyncio.to_thread(route.decode, request, settings)
 
-    def _served_settings(self) -> DialectSettings:
+    def served_settings(self) -> DialectSettings:
         """The dialects' settings with what only the loaded model knows."""
         model = self.service.model
         if model is not None and (self._wire.model_name, self._wire.vocab_size) != (

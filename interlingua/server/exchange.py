@@ -31,6 +31,7 @@ class Exchange:
         "method",
         "path",
         "path_params",
+        "query",
         "receive",
         "request_id",
         "send",
@@ -42,6 +43,7 @@ class Exchange:
         self.arrived = time.monotonic()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.path_params: Mapping[str, str] = {}
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]

@@ -19,9 +19,14 @@ class ClientLeftError(InterlinguaError):
 
 def check_key(exchange: Exchange, keys: Keys) -> None:
     """Asks for one of the operator's keys, if there are any. Raises UnauthorizedError."""
+    check_authorization(exchange.headers.get("authorization", ""), keys)
+
+
+def check_authorization(written: str, keys: Keys) -> None:
+    """As `check_key`, of the header's text."""
     if not keys.asked_for:
         return
-    scheme, _, key = exchange.headers.get("authorization", "").partition(" ")
+    scheme, _, key = written.partition(" ")
     if scheme.lower() != "bearer" or not keys.accepts(key.strip()):
         raise UnauthorizedError("a valid key is needed: `Authorization: Bearer KEY`")
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings
-from interlingua.dialects._tgi_table import INPUTS, MINDIE
-from interlingua.server import openapi_kserve
+from interlingua.server import openapi_control, openapi_kserve
 
 _KEY = "key"
 _JSON_ERROR = {
@@ -38,7 +37,7 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
                     {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
                 ]
             paths.setdefault(route.path, {})[route.method.lower()] = operation
-    for path, methods in {**_SYSTEM, **openapi_kserve.paths(wire), "/tokenize": {"post": _tokenize(wire)}}.items():
+    for path, methods in (_SYSTEM | openapi_kserve.paths(wire) | openapi_control.paths(wire)).items():
         paths.setdefault(path, {}).update(methods)
     if key:
         for path, methods in paths.items():
@@ -124,31 +123,3 @@ _SYSTEM: dict[str, dict[str, Any]] = {
         )
     },
 }
-
-
-def _tokenize(wire: DialectSettings) -> dict[str, Any]:
-    inputs = INPUTS.rule(MINDIE, wire.lenient_ranges).schema(wire)
-    return _operation(
-        "the tokens of a text, special ones included",
-        {
-            "200": _json(
-                "`start` and `stop` are byte offsets into the UTF-8 text",
-                {
-                    "type": "array",
-                    "items": _object({"id": _COUNT, "text": _WORDS, "start": _COUNT, "stop": _COUNT}),
-                },
-            ),
-            "401": _json("a key is asked for", _JSON_ERROR),
-            "413": _json("the body is too large", _JSON_ERROR),
-            "422": _json("the body is no such request", _JSON_ERROR),
-            **_UNAVAILABLE,
-        },
-        requestBody={
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": {"type": "object", "required": ["inputs"], "properties": {"inputs": inputs}}
-                }
-            },
-        },
-    )

@@ -26,6 +26,7 @@ _WORDS = {
     403: "the key, or the address, does not allow this",
     404: "another model or version, or no such request",
     413: "the body is too large",
+    422: "the body, or the query, is no such request",
     503: "loading, stopping, or the engine makes no progress",
 }
 _EMPTY = {"description": "nothing in the body"}

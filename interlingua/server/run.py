@@ -17,6 +17,7 @@ from uvicorn import Config, Server
 from interlingua.contract.errors import ModelError
 from interlingua.server.app import App
 from interlingua.server.protocol import protocol_class
+from interlingua.server.routes import Plane
 from interlingua.server.settings import ServerSettings
 from interlingua.service.service import ServedModel, Service
 
@@ -64,32 +65,56 @@ class _Server(Server):
         self._ended.set()
 
 
-def bind(settings: ServerSettings) -> socket.socket:
+def bind(settings: ServerSettings, plane: Plane = Plane.DATA) -> socket.socket:
     """A bound socket, not listening yet. Raises ModelError in one line when that cannot be."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    host, port = settings.own_addresses.get(plane, (settings.host, settings.port))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol must be named: asyncio sets TCP_NODELAY on accepted sockets only if it is, and without that
     # an answer's second packet waits 40 ms for the client's delayed acknowledgement of its first.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
+        listener.bind((host, port))
     except (OSError, OverflowError) as problem:
         listener.close()
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-        raise ModelError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+        raise ModelError(f"cannot listen on {host}:{port}: {reason}") from None
     return listener
 
 
 @contextlib.asynccontextmanager
 async def listening(app: App, listener: socket.socket, hurry: asyncio.Event | None = None) -> AsyncIterator[str]:
-    """Serves `app` on `listener` while the block runs, and yields its URL. On leaving, ends what runs.
+    """Serves `app` on `listener`, and its other planes at their addresses, while the block runs; yields its URL.
 
-    The end: no new requests; running ones get `stop_grace` seconds, or until `hurry` is set; the engine then
-    ends the rest with an error event; the connections are closed.
+    On leaving, ends what runs: no new requests; running ones get `stop_grace` seconds, or until `hurry` is set; the
+    engine then ends the rest with an error event; the connections are closed.
+
+    Raises:
+        ModelError: the address of another plane is taken, or gRPC is asked for and not installed.
     """
     settings = app.settings
+    async with contextlib.AsyncExitStack() as stack:
+        clients = _with_cors(app, settings.cors_allow_origin)
+        url = await stack.enter_async_context(_answering(app, clients, listener, app.refresh))
+        for plane in settings.own_addresses:
+            other = _answering(app, app.at(plane), bind(settings, plane), lambda: None)
+            app.addresses[plane.value] = await stack.enter_async_context(other)
+        if settings.grpc_port is not None:
+            app.addresses["gRPC"] = await stack.enter_async_context(_rpc(app))
+        try:
+            yield url
+        finally:
+            await _wind_down(app, hurry or asyncio.Event())
+
+
+@contextlib.asynccontextmanager
+async def _answering(
+    app: App, asgi: ASGIApp, listener: socket.socket, refresh: Callable[[], None]
+) -> AsyncIterator[str]:
+    """Serves `asgi` on `listener` while the block runs, and yields its URL."""
+    settings = app.settings
     config = Config(
-        _with_cors(app, settings.cors_allow_origin),
+        asgi,
         http=protocol_class(settings),
         ws="none",
         lifespan="off",
@@ -103,7 +128,7 @@ async def listening(app: App, listener: socket.socket, hurry: asyncio.Event | No
     )
     config.load()
     config.ssl = app.certificates.context if app.certificates else None
-    server = _Server(config, app.refresh)
+    server = _Server(config, refresh)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await _first(serving, server.listening.wait())
@@ -113,9 +138,17 @@ async def listening(app: App, listener: socket.socket, hurry: asyncio.Event | No
         scheme = "https" if app.certificates else "http"
         yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
-        await _wind_down(app, hurry or asyncio.Event())
         server.end()
         await serving
+
+
+def _rpc(app: App) -> contextlib.AbstractAsyncContextManager[str]:
+    """The gRPC server. Its library is imported here alone: it is an extra, and takes a tenth of a second."""
+    try:
+        from interlingua.server.rpc.service import listening as rpc_listening
+    except ImportError as problem:
+        raise ModelError(f"`grpc_port` needs the extra `grpc`: pip install 'interlingua[grpc]' ({problem})") from None
+    return rpc_listening(app, _LAST_BYTES)
 
 
 def _with_cors(app: App, origins: Sequence[str]) -> ASGIApp:
@@ -160,7 +193,7 @@ async def _death(service: Service) -> None:
 
 
 async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> int:
-    """Serves until SIGINT or SIGTERM: opens the port, loads the model behind it, waits, ends.
+    """Serves until SIGINT, SIGTERM or a route ends it: opens the port, loads the model behind it, waits, ends.
 
     A second signal ends without waiting for running requests. If the engine dies, the server ends by itself.
     SIGHUP reads keys and certificates again.
@@ -176,7 +209,7 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
         ModelError: the port is taken, or `load` raised it.
     """
     listener = bind(app.settings)
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, hurry = app.stop.begun, app.stop.hurry
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:

@@ -1,4 +1,4 @@
-"""Routes that belong to the server itself: health, information, metrics, tokens, and the API page."""
+"""Routes that belong to the server itself: health, information, metrics, and the API page."""
 
 from __future__ import annotations
 
@@ -10,40 +10,36 @@ import orjson
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings, Reply
 from interlingua.contract.errors import (
-    NotSupportedError,
     RequestError,
     UnavailableError,
-    ValidationError,
 )
-from interlingua.contract.request import MediaPart, TextPrompt
-from interlingua.dialects._fields import read_field
-from interlingua.dialects._json import parse_object
-from interlingua.dialects._tgi_table import INPUTS, MINDIE
+from interlingua.dialects import _errors
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
 from interlingua.server.kserve import health_reply
-from interlingua.server.middleware import check_key, read_body
 from interlingua.server.routes import Plane, SystemRoute
-from interlingua.server.settings import ServerSettings
 from interlingua.service.metrics import CONTENT_TYPE
 from interlingua.service.service import ServedModel, Service
 
 _STATUSES = {
+    "request": 500,
     "validation": 422,
     "payload_too_large": 413,
     "unauthorized": 401,
+    "forbidden": 403,
     "not_found": 404,
     "method_not_allowed": 405,
     "overloaded": 429,
     "unavailable": 503,
     "timeout": 504,
 }
+_SHAPE = {kind: (status, kind) for kind, status in _STATUSES.items()}
 
 
 def plain_error(error: RequestError) -> Reply:
-    """The shape of an error on a path that no dialect claims."""
-    return Reply(_STATUSES.get(error.kind, 500), orjson.dumps({"error": error.message, "error_type": error.kind}))
+    """The shape of an error on the server's own routes, and on a path that no dialect claims."""
+    return _errors.reply(error, _SHAPE)
 
 
 class System:
@@ -52,13 +48,11 @@ class System:
     def __init__(
         self,
         service: Service,
-        settings: ServerSettings,
         keys: Keys,
         wire: DialectSettings,
         dialects: Sequence[Dialect],
     ) -> None:
         self._service = service
-        self._settings = settings
         self._keys = keys
         self._wire = wire
         self._dialects = dialects
@@ -69,7 +63,6 @@ class System:
             yield SystemRoute("GET", path, self.health, Plane.SHARED)
         yield SystemRoute("GET", "/info", self.info, Plane.SHARED)
         yield SystemRoute("GET", "/metrics", self.metrics, Plane.METRICS)
-        yield SystemRoute("POST", "/tokenize", self.tokenize)
         yield SystemRoute("GET", "/openapi.json", self.openapi)
         yield SystemRoute("GET", "/docs", self.docs)
 
@@ -86,23 +79,6 @@ class System:
 
     async def metrics(self, exchange: Exchange) -> None:
         await exchange.reply(Reply(200, self._service.metrics.render(), media_type=CONTENT_TYPE))
-
-    async def tokenize(self, exchange: Exchange) -> None:
-        """TGI's form: `inputs` to a list of tokens, each with the bytes of the text that it stands for."""
-        check_key(exchange, self._keys)
-        body = await read_body(exchange, self._settings.payload_limit)
-        parsed = parse_object(body, self._wire.max_json_depth)
-        parts = read_field(parsed, INPUTS, MINDIE, self._wire)
-        parsed.close()
-        if parts is None:
-            raise ValidationError("inputs", "is required")
-        if any(isinstance(part, MediaPart) for part in parts):
-            raise NotSupportedError("inputs", "must be text: the served model reads text only")
-        spans = await self._service.token_spans(TextPrompt(parts, "inputs"))
-        tokens = [{"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans]
-        self._service.metrics.requests += 1
-        self._service.metrics.successes += 1
-        await exchange.reply(Reply(200, orjson.dumps(tokens)))
 
     async def openapi(self, exchange: Exchange) -> None:
         document = openapi.document(self._dialects, self._wire, key=self._keys.asked_for)

@@ -8,6 +8,7 @@ the engine at that moment, so they cannot leak.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -53,6 +54,28 @@ class Histogram:
         return rows
 
 
+class Recent:
+    """The last 1,000 answers: how long the first token took, and how long each one after it."""
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[float, float, int]] = deque(maxlen=1000)
+
+    def add(self, first: float, others: float, tokens: int) -> None:
+        """`first`, `others`: seconds to the first token, and from it to the last of `tokens`."""
+        self._answers.append((first, others, tokens - 1))
+
+    @property
+    def first_token_ms(self) -> float:
+        """Mean; 0.0 before the first answer."""
+        return 1000 * sum(first for first, _, _ in self._answers) / max(1, len(self._answers))
+
+    @property
+    def between_tokens_ms(self) -> float:
+        """Mean over all tokens but the first ones; 0.0 before there are any."""
+        gaps = sum(count for _, _, count in self._answers)
+        return 1000 * sum(others for _, others, _ in self._answers) / max(1, gaps)
+
+
 class Metrics:
     """The counters of one service. Mutated by the service and the server on the event loop only.
 
@@ -82,6 +105,7 @@ class Metrics:
         )
         self.input_length = Histogram("tgi_request_input_length", "prompt tokens", _COUNTS)
         self.generated = Histogram("tgi_request_generated_tokens", "output tokens", _COUNTS)
+        self.recent = Recent()
         self._histograms = (
             self.duration,
             self.validation,
@@ -116,6 +140,8 @@ class Metrics:
         self.first_token.observe(timing.first_token - timing.arrived)
         self.input_length.observe(summary.prompt_tokens)
         self.generated.observe(summary.generated_tokens)
+        first = timing.first_token
+        self.recent.add(first - timing.arrived, timing.finished - first, summary.generated_tokens)
 
     @cached_property
     def registry(self) -> CollectorRegistry:

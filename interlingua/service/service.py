@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ from interlingua.contract.request import (
     ChatPrompt,
     GenerationRequest,
     PreparedRequest,
+    Priority,
+    SamplingParams,
     TextPrompt,
     Watermark,
 )
@@ -285,7 +288,44 @@ class Service:
         preparer.check_prompt(prompt)
         text = prompt.text
         tokenizer = model.tokenizer
-        return await self._off_loop(len(text), lambda: tokenizer.encode_with_offsets(text))
+        return await self._off_loop(len(text), lambda: tokenizer.encode_with_offsets(text, prompt.add_special))
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token, special ones included. Only after `attach`."""
+        assert self._model is not None
+        return self._model.tokenizer.id_to_text(token_id)
+
+    async def probe(self, seconds: float) -> None:
+        """Has the engine make a token, beside the permits and uncounted. One that is busy with others is well.
+
+        Raises:
+            UnavailableError: no model is loaded.
+            RequestTimeoutError: the engine has not done a step within `seconds`.
+            InterlinguaError: the engine failed.
+        """
+        if self._model is None:
+            raise UnavailableError(f"the server is {self._state.value}")
+        engine, begun = self._model.engine, time.monotonic()
+        stream = engine.generate(
+            PreparedRequest(
+                request_id=f"probe-{secrets.token_hex(8)}",
+                prompt_ids=(self._model.tokenizer.bos_id or 0,),
+                max_new_tokens=1,
+                sampling=SamplingParams(),
+                stop_token_ids=frozenset(),
+                priority=Priority.HIGHEST,
+            )
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                async for event in stream:
+                    if isinstance(event, FailedEvent):
+                        raise event.error
+        except TimeoutError:
+            if engine.stats().last_progress < begun:
+                raise RequestTimeoutError(f"the engine has not done a step within {seconds:g} seconds") from None
+        finally:
+            await stream.aclose()
 
     async def render(self, prompt: ChatPrompt) -> TextPrompt:
         """The text of a conversation, without a permit. Raises RequestError."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -34,6 +35,7 @@ from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel, Service
 
+_GRPC = importlib.util.find_spec("grpc") is not None
 BOS, EOS, PAD = 256, 257, 258
 # Tokens longer than a byte, so that stops and characters can lie across and inside them.
 WORDS = ("alpha", " beta", " gamma", "onetwo", "threefour", " Paris", "😀", "Carol:", "    ", "\u2028")
@@ -128,7 +130,12 @@ async def _serve_all() -> None:
                 max_concurrent_requests=4 if small else 512,
                 max_prompt_chars=41_943_040 if wire.lenient_ranges else 4_194_304,
             )
-            server = ServerSettings(port=0, stop_grace=1.0, payload_limit=100_000 if small else 40 << 20)
+            server = ServerSettings(
+                port=0,
+                stop_grace=1.0,
+                payload_limit=100_000 if small else 40 << 20,
+                grpc_port=0 if setup == "plain" and _GRPC else None,
+            )
             size = len(ByteTokenizer.token_bytes)
             engine = EchoEngine(
                 vocab_size=size,
@@ -144,6 +151,8 @@ async def _serve_all() -> None:
             service.attach(ServedModel(MODEL, engine, ByteTokenizer(), ModelDefaults()))
             app = build_app(service, discover(), server, wire)
             urls[setup] = await stack.enter_async_context(listening(app, bind(app.settings)))
+            if setup == "plain" and _GRPC:
+                urls["grpc"] = app.addresses["gRPC"]
         print(json.dumps(urls), flush=True)
         await closed.wait()
 

@@ -28,8 +28,9 @@ from interlingua.contract.events import FailedEvent, TextEvent, TextStopped, Tex
 from interlingua.dialects.kserve import Inference
 from interlingua.dialects.triton import VERSION, check_model
 from interlingua.server import kserve
+from interlingua.server.middleware import check_authorization
 from interlingua.server.rpc import kserve_pb2 as pb
-from interlingua.server.rpc import messages
+from interlingua.server.rpc import messages, tls
 
 if TYPE_CHECKING:
     from interlingua.server.app import App
@@ -226,7 +227,7 @@ class InferenceService:
     async def _check_key(self, context: Context) -> None:
         given = dict(context.invocation_metadata() or ())
         try:
-            self._app.check_key(str(given.get("authorization", "")))
+            check_authorization(str(given.get("authorization", "")), self._app.keys)
         except UnauthorizedError as error:
             self._service.metrics.refused(error.kind)
             await _abort(context, error)
@@ -249,11 +250,11 @@ def _serialize(message: Any) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, last_bytes: float) -> AsyncIterator[int]:
-    """Serves gRPC while the block runs, and yields the port. On leaving, calls get `last_bytes` seconds to end.
+async def listening(app: App, last_bytes: float) -> AsyncIterator[str]:
+    """Serves gRPC while the block runs, and yields its address. On leaving, calls get `last_bytes` seconds to end.
 
-    Raises:
-        ModelError: the port is taken.
+    With the settings' certificates it speaks TLS. Raises ModelError: the address is taken, or the settings ask of TLS
+    what gRPC's cannot do.
     """
     settings = app.settings
     server = grpc.aio.server(
@@ -267,12 +268,13 @@ async def listening(app: App, last_bytes: float) -> AsyncIterator[int]:
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.grpc_port}"
+    credentials = tls.credentials(settings)
     try:
-        port = server.add_insecure_port(address)
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError:
-        raise ModelError(f"cannot listen on {address} for gRPC: the address is in use or not ours") from None
+        raise ModelError(f"cannot listen on {address} for gRPC: the address is taken, or not this machine's") from None
     await server.start()
     try:
-        yield port
+        yield f"{host}:{port}"
     finally:
         await server.stop(last_bytes)

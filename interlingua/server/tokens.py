@@ -1,0 +1,103 @@
+"""Routes that count and show the tokens of a text. They take no permit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from interlingua.contract.dialect import DialectSettings, Reply
+from interlingua.contract.errors import NotSupportedError, ValidationError
+from interlingua.contract.request import MediaPart, TextPart, TextPrompt
+from interlingua.dialects._control_table import ADD_SPECIAL, COLUMN, DO_DECODE, PROMPT, TOKEN_STRINGS
+from interlingua.dialects._fields import read_field
+from interlingua.dialects._json import Document, parse_object
+from interlingua.dialects._tgi_table import INPUTS, MINDIE
+from interlingua.server.exchange import Exchange
+from interlingua.server.keys import Keys
+from interlingua.server.middleware import check_key, read_body
+from interlingua.server.routes import SystemRoute
+from interlingua.server.settings import ServerSettings
+from interlingua.service.prepare import TokenSpan
+from interlingua.service.service import Service
+
+
+class Tokens:
+    """The handlers. Holds no state of its own."""
+
+    def __init__(self, service: Service, settings: ServerSettings, keys: Keys, wire: DialectSettings) -> None:
+        self._service = service
+        self._settings = settings
+        self._keys = keys
+        self._wire = wire
+
+    def routes(self) -> Iterator[SystemRoute]:
+        yield SystemRoute("POST", "/tokenize", self.tokenize)
+        yield SystemRoute("POST", "/v1/tokenizer", self.tokenizer)
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """Two shapes, told apart by the body: `prompt` is vLLM's, `inputs` TGI's."""
+        document = await self._body(exchange)
+        if document.root.get("prompt") is not None:
+            answer = await self._vllm(document)
+        else:
+            answer = await self._tgi(document)
+        await self._reply(exchange, answer)
+
+    async def tokenizer(self, exchange: Exchange) -> None:
+        """The vendor's: how many tokens a text has, and their texts; those of one character are joined to one."""
+        document = await self._body(exchange)
+        decode = read_field(document, DO_DECODE, COLUMN, self._wire)
+        spans = await self._inputs(document)
+        texts = [] if decode is False else self._texts(spans)
+        await self._reply(exchange, {"token_number": len(spans), "tokens": texts})
+
+    async def _tgi(self, document: Document) -> Any:
+        """A list of tokens, each with the bytes of the text that it stands for."""
+        spans = await self._inputs(document)
+        return [{"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans]
+
+    async def _vllm(self, document: Document) -> Any:
+        text: str = read_field(document, PROMPT, COLUMN, self._wire)
+        add_special = read_field(document, ADD_SPECIAL, COLUMN, self._wire)
+        strings = read_field(document, TOKEN_STRINGS, COLUMN, self._wire)
+        document.close()
+        prompt = TextPrompt((TextPart(text),), PROMPT.name, add_special=add_special is not False)
+        spans = await self._service.token_spans(prompt)
+        return {
+            "count": len(spans),
+            "max_model_len": self._service.room.total,
+            "tokens": [span.id for span in spans],
+            "token_strs": [self._service.token_text(span.id) for span in spans] if strings else None,
+        }
+
+    async def _inputs(self, document: Document) -> Sequence[TokenSpan]:
+        parts = read_field(document, INPUTS, MINDIE, self._wire)
+        document.close()
+        if parts is None:
+            raise ValidationError(INPUTS.name, "is required")
+        if any(isinstance(part, MediaPart) for part in parts):
+            raise NotSupportedError(INPUTS.name, "must be text: the served model reads text only")
+        return await self._service.token_spans(TextPrompt(parts, INPUTS.name))
+
+    def _texts(self, spans: Sequence[TokenSpan]) -> list[str]:
+        texts: list[str] = []
+        last = (0, 0)
+        for span in spans:
+            place = (span.start, span.stop)
+            if place[0] == place[1]:
+                texts.append(self._service.token_text(span.id))  # one that the tokenizer adds stands for no text
+            elif place != last:
+                texts.append(span.text)
+            last = place
+        return texts
+
+    async def _body(self, exchange: Exchange) -> Document:
+        check_key(exchange, self._keys)
+        return parse_object(await read_body(exchange, self._settings.payload_limit), self._wire.max_json_depth)
+
+    async def _reply(self, exchange: Exchange, answer: Any) -> None:
+        self._service.metrics.requests += 1
+        self._service.metrics.successes += 1
+        await exchange.reply(Reply(200, orjson.dumps(answer)))
