@@ -29,8 +29,18 @@ TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "obje
 FORMATS: Final = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 """Values of `format` that an answer keeps to."""
 
+# llguidance's own know no leap years, and leap seconds at any minute. Years from 0001, no leap seconds: as Python's.
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-31|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_PATTERNS: Final = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}[tT]{_TIME}$"}
+
 # One space after a separator and none elsewhere, as most models write it: with free whitespace an answer need not end.
-# Escapes by code point would let a name be spelled twice in one object.
+# Escapes by code point would let a listed name pass for another one, spelled differently.
 _LAYOUT: Final[Mapping[str, object]] = {
     "item_separator": ", ",
     "key_separator": ": ",
@@ -42,7 +52,16 @@ _NOTES: Final = frozenset({*_DESCRIBING.split(), "contentEncoding", "contentMedi
 _DRAFTS: Final = frozenset(
     f"json-schema.org/{draft}/schema" for draft in ("draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
 )
-_REPEATED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<twice>[*+?}][*+])", re.DOTALL)
+_CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
+_REPEATED = re.compile(rf"\\.|{_CLASS}|(?P<twice>[*+?}}][*+])", re.DOTALL)
+# Control characters but \b \t \n \f \r, as they are and as a pattern spells them.
+_NAMELESS = re.compile("[\0-\x07\x0b\x0e-\x1f\x7f]")
+_HEX = "0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF]"
+_NAMELESS_CODE = rf"\\(?:[av]|(?:x|u00|U000000)(?:{_HEX})|[xuU]\{{0*(?:[0-7bBeEfF]|{_HEX})\}})"
+_NAMELESS_PATTERN = re.compile(
+    rf"(?P<bad>{_NAMELESS_CODE}|\[(?:{_NAMELESS_CODE}|{_NAMELESS.pattern})\]|{_NAMELESS.pattern})|{_CLASS}|\\.",
+    re.DOTALL,
+)
 
 
 def guidance_source(grammar: Grammar) -> str:
@@ -87,7 +106,11 @@ def _schema_source(schema: Mapping[str, Any]) -> str:
 def _refuse_unless_valid(source: str) -> None:
     from llguidance import LLMatcher  # late: not every server is asked for a grammar
 
-    if problem := LLMatcher.validate_grammar(source):
+    problem = LLMatcher.validate_grammar(source)
+    if "oneOf" in problem:
+        hint = "give each a required property with a `const` of its own, or use `anyOf`"
+        raise NotSupportedError(FIELD, f"has a `oneOf` of schemas that do not visibly exclude one another; {hint}")
+    if problem:
         raise refusal(problem)
 
 
@@ -95,6 +118,8 @@ def _from_regex(pattern: str) -> str:
     """The whole answer matches: anchors at its ends say nothing new."""
     if not pattern:
         raise ValidationError(FIELD, "must be a regular expression, got an empty text")
+    if re.search(r"(?<!\\)(?:\\\\)*\\\Z", pattern):
+        raise ValidationError(FIELD, "must not end within an escape")
     if any(match["twice"] for match in _REPEATED.finditer(pattern)):
         raise ValidationError(FIELD, "must not repeat a repetition, as in `a**`; put the inner one in parentheses")
     from llguidance import LLMatcher
@@ -141,6 +166,9 @@ def _parse_json(text: str) -> Any:
     except (ValueError, RecursionError):  # also a whole number of more than 4,300 digits
         raise ValidationError(FIELD, "must be JSON, and is not") from None
     return value
+
+
+_Written = list[tuple[str, Any]]
 
 
 class _SchemaReader:
@@ -190,9 +218,11 @@ class _SchemaReader:
         for key, value in schema.items():
             place = f"{at}/{key}"
             if key in KEYWORDS:
-                name, result = KEYWORDS[key](self, value, place, shared)
-                if result is not None:
-                    written[name] = result
+                for name, result in KEYWORDS[key](self, value, place, shared):
+                    if name in written:  # from another keyword
+                        written.setdefault("allOf", []).append({name: result})
+                    else:
+                        written[name] = result
             elif key not in _NOTES and not key.startswith("x-") and not self._is_identity(key, value, at):
                 raise NotSupportedError(FIELD, f"has the keyword `{key}` at {at}, which is not supported")
         self._check_together(written, at)
@@ -223,26 +253,25 @@ class _SchemaReader:
                 raise NotSupportedError(FIELD, f"has `minProperties` at {at} over 1 and over the number of `required`")
             del written["minProperties"]
 
-    # --- keywords: (value, place, shared) -> (name to write, what to write; None = nothing) ---
+    # --- keywords: (value, place, shared) -> what to write, by name ---
 
-    def _type(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _type(self, value: Any, at: str, shared: bool) -> _Written:
         names = value if isinstance(value, list) else [value]
         if not names or not all(isinstance(name, str) and name in TYPES for name in names):
             raise _wrong(at, f"must be one of {', '.join(TYPES)}, or a list of them", value)
-        return "type", value
+        return [("type", value)]
 
-    def _constant(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
-        _check_exact(value, at)
-        return "const", value
+    def _constant(self, value: Any, at: str, shared: bool) -> _Written:
+        _check_values(value, at)
+        return [("const", value)]
 
-    def _enum(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _enum(self, value: Any, at: str, shared: bool) -> _Written:
         if not isinstance(value, list) or not value:
             raise _wrong(at, "must be a list of at least one value", value)
-        for item in value:
-            _check_exact(item, at)
-        return "enum", value
+        _check_values(value, at)
+        return [("enum", value)]
 
-    def _reference(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _reference(self, value: Any, at: str, shared: bool) -> _Written:
         if not isinstance(value, str):
             raise _wrong(at, "must be a text", value)
         if value != "#" and not value.startswith("#/"):
@@ -256,20 +285,20 @@ class _SchemaReader:
             self._resolve(value)
             self._numbers[wanted] = len(self._numbers)
             self._waiting.append(wanted)
-        return "$ref", f"#/$defs/{self._numbers[wanted]}"
+        return [("$ref", f"#/$defs/{self._numbers[wanted]}")]
 
-    def _all(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
-        return "allOf", self._branches(value, at, shared)
+    def _all(self, value: Any, at: str, shared: bool) -> _Written:
+        return [("allOf", self._branches(value, at, shared))]
 
-    def _any(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
-        return "anyOf", self._branches(value, at, shared)
+    def _any(self, value: Any, at: str, shared: bool) -> _Written:
+        return [("anyOf", self._branches(value, at, shared))]
 
-    def _one(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _one(self, value: Any, at: str, shared: bool) -> _Written:
         self._has_one_of = True
         branches = self._branches(value, at, shared)
         if not self._exact:
-            return "anyOf", branches
-        return "oneOf", [self._inlined(branch, place) for branch, place in zip(value, _places(at), strict=False)]
+            return [("anyOf", branches)]
+        return [("oneOf", [self._inlined(branch, place) for branch, place in zip(value, _places(at), strict=False)])]
 
     def _branches(self, value: Any, at: str, shared: bool) -> list[Any]:
         if not isinstance(value, list) or not value:
@@ -285,56 +314,63 @@ class _SchemaReader:
             branch = self._resolve(at)
         return self._schema(branch, at, True)
 
-    def _one_schema(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
-        return at.rpartition("/")[2], self._schema(value, at, False)
+    def _one_schema(self, value: Any, at: str, shared: bool) -> _Written:
+        return [(at.rpartition("/")[2], self._schema(value, at, False))]
 
-    def _prefix_items(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
-        return "prefixItems", self._branches(value, at, False)
+    def _prefix_items(self, value: Any, at: str, shared: bool) -> _Written:
+        return [("prefixItems", self._branches(value, at, False))]
 
-    def _named_schemas(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _named_schemas(self, value: Any, at: str, shared: bool) -> _Written:
         if not isinstance(value, dict):
             raise _wrong(at, "must be an object of schemas", value)
+        for name in value:
+            if at.endswith("/patternProperties"):
+                _check_pattern(name, at)
+            else:
+                _check_text(name, at)
         schemas = {name: self._schema(schema, f"{at}/{_escaped(name)}", False) for name, schema in value.items()}
-        return at.rpartition("/")[2], schemas
+        return [(at.rpartition("/")[2], schemas)]
 
-    def _required(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _required(self, value: Any, at: str, shared: bool) -> _Written:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise _wrong(at, "must be a list of names", value)
-        return "required", value
+        _check_values(value, at)
+        return [("required", value)]
 
-    def _count(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _count(self, value: Any, at: str, shared: bool) -> _Written:
         if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
             raise _wrong(at, f"must be an integer from 0 to {MAX_COUNT}", value)
         if not 0 <= value <= MAX_COUNT:
             raise _wrong(at, f"must be an integer from 0 to {MAX_COUNT}", value)
-        return at.rpartition("/")[2], int(value)
+        return [(at.rpartition("/")[2], int(value))]
 
-    def _bound(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _bound(self, value: Any, at: str, shared: bool) -> _Written:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _wrong(at, "must be a number", value)
-        _check_exact(value, at)
-        return at.rpartition("/")[2], value
+        _check_values(value, at)
+        return [(at.rpartition("/")[2], value)]
 
-    def _multiple(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
-        name, value = self._bound(value, at, shared)
+    def _multiple(self, value: Any, at: str, shared: bool) -> _Written:
+        written = self._bound(value, at, shared)
         if value <= 0:
             raise _wrong(at, "must be over 0", value)
-        return name, value
+        return written
 
-    def _text(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _pattern(self, value: Any, at: str, shared: bool) -> _Written:
         if not isinstance(value, str):
             raise _wrong(at, "must be a text", value)
-        return at.rpartition("/")[2], value
+        _check_pattern(value, at)
+        return [("pattern", value)]
 
-    def _format(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
-        if value not in FORMATS:
+    def _format(self, value: Any, at: str, shared: bool) -> _Written:
+        if not isinstance(value, str) or value not in FORMATS:
             raise NotSupportedError(FIELD, f"has {_shown(value)} at {at}; formats are {', '.join(FORMATS)}")
-        return "format", value
+        return [("pattern", _PATTERNS[value])] if value in _PATTERNS else [("format", value)]
 
-    def _unique_items(self, value: Any, at: str, shared: bool) -> tuple[str, Any]:
+    def _unique_items(self, value: Any, at: str, shared: bool) -> _Written:
         if value is not False:
             raise NotSupportedError(FIELD, f"has `uniqueItems` at {at}, which is not supported")
-        return "uniqueItems", None
+        return []
 
     def _resolve(self, pointer: str) -> Any:
         value = self._root
@@ -349,7 +385,7 @@ class _SchemaReader:
         return value
 
 
-_Keyword = Callable[[_SchemaReader, Any, str, bool], tuple[str, Any]]
+_Keyword = Callable[[_SchemaReader, Any, str, bool], _Written]
 _R = _SchemaReader
 KEYWORDS: Final[Mapping[str, _Keyword]] = {
     "type": _R._type,
@@ -372,7 +408,7 @@ KEYWORDS: Final[Mapping[str, _Keyword]] = {
     "uniqueItems": _R._unique_items,
     "minLength": _R._count,
     "maxLength": _R._count,
-    "pattern": _R._text,
+    "pattern": _R._pattern,
     "format": _R._format,
     "minimum": _R._bound,
     "maximum": _R._bound,
@@ -393,7 +429,7 @@ def _can_end(root: Mapping[str, Any]) -> bool:
 
     def fits(schema: Any) -> bool:
         if isinstance(schema, bool):
-            return schema
+            return True  # what `false` makes impossible, llguidance sees
         if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in ends:
             return False
         if not all(map(fits, schema.get("allOf", ()))):
@@ -422,21 +458,35 @@ def _can_end(root: Mapping[str, Any]) -> bool:
     return fits(root)
 
 
-def _check_exact(value: Any, at: str) -> None:
-    """Numbers that a double holds, at any depth: llguidance computes with doubles."""
-    for number in _numbers(value):
-        if abs(number) > MAX_EXACT or not math.isfinite(number):
-            raise _wrong(at, f"must have numbers from -2^53 to 2^53, {MAX_EXACT}", number)
+def _check_values(value: Any, at: str) -> None:
+    """Numbers and texts that can be followed exactly, at any depth."""
+    for item in _leaves(value):
+        if isinstance(item, str):
+            _check_text(item, at)
+        elif abs(item) > MAX_EXACT or not math.isfinite(item):  # llguidance computes with doubles
+            raise _wrong(at, f"must have numbers from -2^53 to 2^53, {MAX_EXACT}", item)
 
 
-def _numbers(value: Any) -> Iterator[int | float]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+def _leaves(value: Any) -> Iterator[str | int | float]:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _numbers(item)
+            yield from _leaves(item)
     elif isinstance(value, dict):
-        yield from _numbers(list(value.values()))
+        yield from value
+        yield from _leaves(list(value.values()))
+
+
+def _check_text(text: str, at: str) -> None:
+    """llguidance leaves such a character out of what it compares with."""
+    if _NAMELESS.search(text):
+        raise NotSupportedError(FIELD, f"has a control character at {_short(at)}: {_shown(text)}")
+
+
+def _check_pattern(pattern: str, at: str) -> None:
+    if any(match["bad"] for match in _NAMELESS_PATTERN.finditer(pattern)):
+        raise NotSupportedError(FIELD, f"has a control character at {_short(at)}: {_shown(pattern)}")
 
 
 def _places(at: str) -> Iterator[str]:

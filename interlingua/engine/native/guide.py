@@ -204,10 +204,10 @@ class Guides:
             ends[token // 32] |= np.uint32(1 << token % 32)
         guide = Guide(matcher, np.zeros(words + 1, np.uint32), ends, self._eos_ids)
         guide.compute()  # also warms what the copies share
+        if "NoExtension" in matcher.get_error() or (guide.failed and not matcher.is_error()):
+            raise ValidationError(FIELD, "allows no answer")
         if matcher.is_error():
             raise refusal(matcher.get_error())
-        if guide.failed:
-            raise ValidationError(FIELD, "allows no answer")
         return guide
 
     @property
