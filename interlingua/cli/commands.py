@@ -46,6 +46,10 @@ def _run(argv: Sequence[str]) -> int:
         from interlingua.cli import pull
 
         return pull.run(options)
+    if command == "verify":
+        from interlingua.cli import verify
+
+        return verify.run(options)
     from interlingua.cli import info
 
     return info.run(options)

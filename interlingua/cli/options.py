@@ -31,6 +31,7 @@ class Group(Enum):
     WIRE = ("Wire", "Where the dialects leave a choice.")
     SERVER = ("Server", "The socket and what is around it.")
     SAMPLING = ("Generation", "How `interlingua generate` chooses tokens.")
+    PROOF = ("Verification", "How much `interlingua verify` proves.")
 
     @property
     def title(self) -> str:
@@ -69,10 +70,11 @@ class Option:
 
 
 _SERVE = ("serve",)
-_RUN = ("serve", "generate")  # the commands that load a model
+_RUN = ("serve", "generate")  # the commands that load a model to answer with
+_LOAD = ("serve", "generate", "verify")  # those that load one at all
 _CPU = ("serve", "generate", "info")
-_HUB = ("serve", "generate", "pull", "detect-watermark")
-_ALL = ("serve", "generate", "pull", "info", "detect-watermark")
+_HUB = ("serve", "generate", "pull", "verify", "detect-watermark")
+_ALL = ("serve", "generate", "pull", "verify", "info", "detect-watermark")
 
 
 def _option(
@@ -108,6 +110,7 @@ class Options:
         DEFAULT_MODEL,
         Group.MODEL,
         "a known name (see `interlingua info`), a GGUF file, a folder of safetensors, or a Hugging Face id",
+        commands=("serve", "verify"),
         positional=True,
     )
     served_model_name: str | None = _option(
@@ -182,7 +185,7 @@ class Options:
         Group.ENGINE,
         "numerics of the products with 4-bit and 8-bit weights: one int8 term an input, or two (slower, of "
         "float32 quality)",
-        commands=_RUN,
+        commands=_LOAD,
     )
     speculate: int = _option(
         Integer(0, 64),
@@ -197,7 +200,7 @@ class Options:
         "auto",
         Group.ENGINE,
         "weights of safetensors models; a GGUF's own quantisation is kept as it is",
-        commands=_RUN,
+        commands=_LOAD,
     )
 
     kv_memory: int | None = _option(
@@ -226,7 +229,7 @@ class Options:
         Group.LIMITS,
         "prompt and output tokens of one request together",
         absent="the model's context",
-        commands=_RUN,
+        commands=_LOAD,
     )
     max_input_token_len: int | None = _option(
         Integer(1, 2**31 - 1), None, Group.LIMITS, "prompt tokens of one request", absent="max_seq_len - 1"
@@ -455,6 +458,14 @@ class Options:
         Group.SAMPLING,
         "end before this text; may be given several times",
         commands=("generate",),
+    )
+
+    requests: int = _option(
+        Integer(1, 1_000_000),
+        200,
+        Group.PROOF,
+        "requests that are answered again in every surrounding; fewer prove less, sooner",
+        commands=("verify",),
     )
 
 

@@ -30,6 +30,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "fetch a model into the cache",
         "Fetches the model NAME, checks it and keeps it, so that a later start needs no network.",
     ),
+    "verify": (
+        "prove that answers are reproducible here",
+        f"Answers seeded requests of every kind with MODEL (the demo model {DEFAULT_MODEL} if none is named), each "
+        "alone and then in company, in small steps, preempted, with every cache, thread count and tier of kernels, "
+        "and compares every bit. Exit code 0: all are equal; 1: they are not.",
+    ),
     "info": (
         "show versions, processor, kernels and models",
         "Shows what this installation runs on and with.",
@@ -41,6 +47,7 @@ _ARGUMENTS = {
     "generate": "MODEL PROMPT",
     "detect-watermark": "MODEL FILE",
     "pull": "NAME",
+    "verify": "[MODEL]",
     "info": "",
 }
 _EPILOG = (
