@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from interlingua.cli import reference
+from interlingua.cli import parser, reference
 from interlingua.cli.options import BY_NAME, OPTIONS
 from interlingua.server.routes import discover
+from interlingua.service.choices import child_seed
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -126,6 +127,18 @@ def test_every_parameter_of_tgi_has_a_paragraph_and_a_call() -> None:
 def test_examples_of_the_command_line_run(command: str) -> None:
     program = f"{shlex.quote(sys.executable)} -m interlingua.cli.main"
     assert run(command.replace(".venv/bin/interlingua", program)).strip()
+
+
+def test_seeds_of_several_answers_are_as_the_page_says() -> None:
+    page = (ROOT / "docs" / "reproducibility.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    for seed in (0, 7, 2**64 - 1):
+        for answer in range(9):
+            assert names["seed_of_answer"](seed, answer) == child_seed(seed, answer)
+    for command in (command for block in blocks(page) for command in commands(block)):
+        parser.parse(shlex.split(command, comments=True)[1:])
 
 
 def test_every_example_is_run_or_accounted_for() -> None:

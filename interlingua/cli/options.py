@@ -151,6 +151,7 @@ class Options:
         (),
         Group.MODEL,
         "adapters (LoRA, in PEFT's format) that are loaded at start; requests choose one by its name",
+        commands=("serve", "verify"),
     )
     max_lora_rank: int = _option(
         Integer(1, 4096), 64, Group.MODEL, "the highest rank of an adapter; a higher one is refused"

@@ -9,7 +9,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from interlingua.contract.request import GenerationRequest, SamplingRequest, StopMode, TokenPrompt
+from interlingua.contract.engine import EngineInfo
+from interlingua.contract.request import GenerationRequest, Grammar, SamplingRequest, StopMode, TokenPrompt
 from interlingua.service.service import ServedModel
 
 # Prompts are pieces of it. It repeats itself here and there, so that drafts by prompt lookup are taken.
@@ -34,12 +35,19 @@ class Draw:
 
     random: random.Random
     vocab_size: int
+    adapters: Sequence[str]
 
     def token(self) -> int:
         return self.random.randrange(self.vocab_size)
 
 
-Kind = Callable[[GenerationRequest, Draw], GenerationRequest]
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`needs` is the field of `PreparedRequest` that an engine must honour for it, if not every engine does."""
+
+    name: str
+    make: Callable[[GenerationRequest, Draw], GenerationRequest]
+    needs: str = ""
 
 
 def _sampled(request: GenerationRequest, **parameters: object) -> GenerationRequest:
@@ -122,22 +130,46 @@ def _one_token(request: GenerationRequest, draw: Draw) -> GenerationRequest:
     return replace(_sampled(request), max_new_tokens=1, n=draw.random.choice([1, 2]))
 
 
-KINDS: dict[str, Kind] = {
-    "greedy": _greedy,
-    "temperature": _sampling,
-    "top-k and top-p": _warped,
-    "typical-p and min-p": _typical,
-    "penalties": _penalties,
-    "logit bias": _bias,
-    "top tokens": _top_tokens,
-    "prompt logprobs": _prompt_logprobs,
-    "n answers": _n,
-    "best of": _best_of,
-    "stop strings": _stops,
-    "stop tokens": _endings,
-    "drawn seed": _drawn_seed,
-    "one token": _one_token,
-}
+def _watermark(request: GenerationRequest, draw: Draw) -> GenerationRequest:
+    return _sampled(request, watermark=True, repetition_penalty=draw.random.choice([None, 1.3]))
+
+
+_GRAMMARS = (
+    Grammar("json_schema", '{"type": "object", "properties": {"river": {"type": "string", "maxLength": 20}}}'),
+    Grammar("json_schema", '{"type": "array", "items": {"enum": ["rain", "stone", 12]}, "maxItems": 4}'),
+    Grammar("regex", "(the|a) [a-z ]{5,60}[.]"),
+    Grammar("regex", "[0-9]{1,3}(, [0-9]{1,3}){2,9}"),
+    Grammar("choice", '["rain", "rain and stone", "towards the sea"]'),
+)
+
+
+def _grammar(request: GenerationRequest, draw: Draw) -> GenerationRequest:
+    return replace(_sampled(request), grammar=draw.random.choice(_GRAMMARS))
+
+
+def _adapter(request: GenerationRequest, draw: Draw) -> GenerationRequest:
+    return replace(_sampled(request), adapter_id=draw.random.choice(draw.adapters))
+
+
+KINDS = (
+    Kind("greedy", _greedy),
+    Kind("temperature", _sampling),
+    Kind("top-k and top-p", _warped),
+    Kind("typical-p and min-p", _typical),
+    Kind("penalties", _penalties),
+    Kind("logit bias", _bias),
+    Kind("top tokens", _top_tokens),
+    Kind("prompt logprobs", _prompt_logprobs),
+    Kind("n answers", _n),
+    Kind("best of", _best_of),
+    Kind("stop strings", _stops),
+    Kind("stop tokens", _endings),
+    Kind("drawn seed", _drawn_seed),
+    Kind("one token", _one_token),
+    Kind("watermark", _watermark),
+    Kind("grammar", _grammar, needs="grammar"),
+    Kind("adapter", _adapter, needs="adapter"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,31 +182,38 @@ class Case:
 
 
 def draw_cases(model: ServedModel, count: int, seed: int) -> list[Case]:
-    """`count` requests, each kind in turn; the same ones for the same model and seed."""
+    """`count` requests, each kind in turn that the model can honour; the same ones for the same model and seed."""
     passage = list(model.tokenizer.encode(PASSAGE))
     while len(passage) < 2 * _MOST_TOKENS:
         passage += passage
-    return [_case(number, passage, model, random.Random(f"{seed} {number}")) for number in range(count)]
-
-
-def _case(number: int, passage: Sequence[int], model: ServedModel, draw: random.Random) -> Case:
-    kind = list(KINDS)[number % len(KINDS)]
     info = model.engine.info
+    adapters = sorted(model.engine.adapters)
+    missing = info.unsupported if adapters else {*info.unsupported, "adapter"}
+    kinds = [kind for kind in KINDS if kind.needs not in missing]
+    cases = []
+    for number in range(count):
+        chance = random.Random(f"{seed} {number}")
+        request = _plain(number, passage, info, chance)
+        assert isinstance(request.prompt, TokenPrompt) and request.max_new_tokens is not None
+        tokens = len(request.prompt.ids) + request.max_new_tokens
+        kind = kinds[number % len(kinds)]
+        cases.append(Case(kind.name, kind.make(request, Draw(chance, info.vocab_size, adapters)), tokens))
+    return cases
+
+
+def _plain(number: int, passage: Sequence[int], info: EngineInfo, chance: random.Random) -> GenerationRequest:
+    """A greedy request for a piece of the passage; its lengths lie around the borders of blocks and contexts too."""
     room = min(info.max_context, _MOST_TOKENS)
-    new = draw.choice([2, 16, 16, 40, 40, 120])
-    new = min(new, room // 3)
-    prompt = draw.choice([1, 5, 31, 32, 33, draw.randint(1, room - new), room - new])
-    prompt = min(prompt, room - new)
-    start = draw.randrange(_STARTS) * 64
-    request = GenerationRequest(
+    new = min(chance.choice([2, 16, 16, 40, 40, 120]), room // 3)
+    prompt = min(chance.choice([1, 5, 31, 32, 33, chance.randint(1, room - new), room - new]), room - new)
+    start = chance.randrange(_STARTS) * 64
+    return GenerationRequest(
         request_id=f"case-{number}",
         prompt=TokenPrompt(tuple(min(token, info.vocab_size - 1) for token in passage[start : start + prompt])),
         max_new_tokens=new,
-        sampling=SamplingRequest(seed=draw.randrange(2**64)),
-        priority=draw.randint(1, 5),
+        sampling=SamplingRequest(seed=chance.randrange(2**64)),
+        priority=chance.randint(1, 5),
     )
-    request = KINDS[kind](request, Draw(draw, info.vocab_size))
-    return Case(kind, request, prompt + new)
 
 
 def companions(cases: Sequence[Case], tokens: int) -> list[GenerationRequest]:
@@ -187,6 +226,7 @@ def companions(cases: Sequence[Case], tokens: int) -> list[GenerationRequest]:
             ignore_eos=True,
             stop=(),
             stop_token_ids=(),
+            grammar=None,
             n=1,
             best_of=1,
             priority=1,
