@@ -154,7 +154,11 @@ class Options:
         commands=("serve", "verify"),
     )
     max_lora_rank: int = _option(
-        Integer(1, 4096), 64, Group.MODEL, "the highest rank of an adapter; a higher one is refused"
+        Integer(1, 4096),
+        64,
+        Group.MODEL,
+        "the highest rank of an adapter; a higher one is refused",
+        commands=("serve", "verify"),
     )
 
     engine: str = _option(
