@@ -411,6 +411,25 @@ class Options:
         "the least serious message that is printed",
     )
 
+    log_format: str = _option(
+        Choice("text", "json"), "text", Group.SERVER, "lines for people, or one JSON object on each line"
+    )
+    log_requests: bool = _option(
+        Switch(), False, Group.SERVER, "write a line for each request when it has ended, without its text"
+    )
+    log_prompts: bool = _option(
+        Switch(), False, Group.SERVER, "write these lines with the first 1000 characters of the prompt"
+    )
+    otlp_endpoint: str | None = _option(
+        Text("URL"),
+        None,
+        Group.SERVER,
+        "send a trace of each request to this OpenTelemetry collector (OTLP over HTTP, http://HOST:4318); needs the "
+        "extra `otel`",
+        absent="no traces",
+    )
+    otlp_service_name: str = _option(Text("NAME"), "interlingua", Group.SERVER, "the name under which traces are sent")
+
     max_new_tokens: int = _option(
         Integer(1, 2**31 - 1), 256, Group.SAMPLING, "stop after this many tokens", commands=("generate",)
     )

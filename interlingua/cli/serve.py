@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 
 from interlingua.cli import assemble
 from interlingua.cli.options import Options
+from interlingua.server import logs
 from interlingua.server.app import build_app
 from interlingua.server.routes import discover
 from interlingua.server.run import run as run_server
+from interlingua.server.tracing import Tracer
 from interlingua.service.service import ServedModel, Service
 
 
 def run(options: Options) -> int:
     begun = time.monotonic()
-    _set_up_logging(options.log_level)
+    logs.set_up(options.log_level, options.log_format == "json")
     service = Service(assemble.limits(options))
     app = build_app(service, discover(), assemble.server_settings(options), assemble.wire_settings(options))
 
@@ -36,13 +37,13 @@ def run(options: Options) -> int:
                 flush=True,
             )
 
-    return run_server(app, load, ready)
-
-
-def _set_up_logging(level: str) -> None:
-    """Our own messages from `level` on; those of libraries are news only when they are bad, or when debugging."""
-    logging.basicConfig(
-        level=logging.DEBUG if level == "debug" else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("interlingua").setLevel(level.upper())
+    if options.log_requests or options.log_prompts:
+        app.witnesses.append(logs.RequestLog(options.log_prompts))
+    if options.otlp_endpoint is None:
+        return run_server(app, load, ready)
+    tracer = Tracer.to(options.otlp_endpoint, options.otlp_service_name)
+    app.witnesses.append(tracer)
+    try:
+        return run_server(app, load, ready)
+    finally:
+        tracer.close()

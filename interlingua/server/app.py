@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Route, WireRequest
 from interlingua.contract.errors import (
@@ -42,6 +42,14 @@ _log = logging.getLogger(__name__)
 _DECODE_INLINE = 65_536  # bytes of body; more is decoded in a thread, so that other streams keep their pace
 
 
+class Witness(Protocol):
+    """Something that wants to know of requests: a log, a tracer."""
+
+    def ended(self, exchange: Exchange) -> None:
+        """The answer is complete, or the client has left. Must not raise, nor block the event loop."""
+        ...
+
+
 class App:
     """The ASGI application. Build it with `build_app`."""
 
@@ -54,6 +62,7 @@ class App:
     ) -> None:
         self.service = service
         self.settings = settings
+        self.witnesses: list[Witness] = []  # told of each request that has ended; empty = it costs nothing
         self.keys = Keys(settings.api_key, settings.api_key_file)
         self.certificates = Certificates.of(settings)
         self._dialects = tuple(dialects)
@@ -64,7 +73,7 @@ class App:
         self._tables = {plane: RouteTable() for plane in (Plane.DATA, *settings.own_addresses)}
         for dialect in self._dialects:
             for route in dialect.routes:
-                endpoint = Endpoint(self._generation(dialect, route), dialect.render_error)
+                endpoint = Endpoint(self._generation(dialect, route), dialect.render_error, route.path)
                 for path in paths_of(dialect, route.path):
                     self._tables[Plane.DATA].add(route.method, path, endpoint)
         self.system_routes = (
@@ -75,7 +84,7 @@ class App:
         )
         for own in self.system_routes:
             for plane in self._homes(own.plane):
-                self._tables[plane].add(own.method, own.path, Endpoint(own.handler, self._shape_of(own)))
+                self._tables[plane].add(own.method, own.path, Endpoint(own.handler, self._shape_of(own), own.path))
 
     def refresh(self, force: bool = False) -> None:
         """Reads keys and certificates again whose files have changed, or all. For any thread; blocks on the disk."""
@@ -118,12 +127,20 @@ class App:
             await send({"type": "lifespan.shutdown.complete"})
 
     async def _http(self, exchange: Exchange, table: RouteTable) -> None:
+        try:
+            await self._route(exchange, table)
+        finally:
+            for witness in self.witnesses:
+                witness.ended(exchange)
+
+    async def _route(self, exchange: Exchange, table: RouteTable) -> None:
         endpoints, exchange.path_params = table.find(exchange.path)
         method = "GET" if exchange.method == "HEAD" else exchange.method
         endpoint = endpoints.get(method)
         if endpoint is None:
             await self._no_route(exchange, endpoints)
             return
+        exchange.route = endpoint.path
         try:
             await endpoint.handler(exchange)
         except RequestError as error:
@@ -132,7 +149,11 @@ class App:
         except ClientLeftError as error:
             self.service.metrics.refused(error.kind)
         except Exception:
-            _log.exception("%s %s failed, request %s", exchange.method, exchange.path, exchange.request_id)
+            _log.exception(
+                "%s %s failed, request %s",
+                *(exchange.method, exchange.shown_path, exchange.request_id),
+                extra={"request_id": exchange.request_id},
+            )
             if exchange.started:
                 raise  # the connection is cut: the client must not take half an answer for a whole one
             await exchange.reply(endpoint.render_error(RequestError("the request failed inside the server")))
@@ -173,7 +194,7 @@ class App:
             call = await self._decode(exchange, route, body)
             answer = answer_stream if call.stream else answer_whole
             with Presence(exchange):
-                batches = self.service.generate(call.request, exchange.arrived)
+                batches = self.service.generate(call.request, exchange.arrived, exchange.ended)
                 try:
                     await answer(exchange, call, batches, dialect.render_error)
                 finally:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from interlingua.contract.dialect import Reply
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from interlingua.service.metrics import Outcome
 
 WATCH = "interlingua.watch"  # key of the ASGI scope's extensions
 Watch = Callable[[Callable[[], None] | None], None]
@@ -29,13 +31,16 @@ class Exchange:
         "body",
         "headers",
         "method",
+        "outcome",
         "path",
         "path_params",
         "query",
         "receive",
         "request_id",
+        "route",
         "send",
         "started",
+        "status",
         "watch",
     )
 
@@ -53,20 +58,32 @@ class Exchange:
         self.send = send
         self.request_id = request_id
         self.started = False  # the status line has gone out
+        self.status = 0  # of it
+        self.route = ""  # the template of the path; "" = there is none
+        self.outcome: Outcome | None = None  # of a generation, once it has ended
         # Our protocol's word for when the client leaves: `watch(callback)`, `watch(None)`. See `protocol`.
         self.watch: Watch | None = scope.get("extensions", {}).get(WATCH, {}).get("watch")
+
+    @property
+    def shown_path(self) -> str:
+        """The path for a log: no longer than 200 characters, and no line of its own."""
+        return quote(self.path[:200], safe="/:@!$&'()*+,;=~")
+
+    def ended(self, outcome: Outcome) -> None:
+        """The generation that was asked for has ended."""
+        self.outcome = outcome
 
     async def reply(self, reply: Reply) -> None:
         """Sends a whole answer."""
         headers = self._headers(reply.media_type, reply.headers)
         headers.append((b"content-length", str(len(reply.body)).encode()))
-        self.started = True
+        self.started, self.status = True, reply.status
         await self.send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
     async def start_stream(self, media_type: str, headers: Iterable[tuple[str, str]]) -> None:
         """Sends the head of a streamed answer. Pieces follow through `send_piece`."""
-        self.started = True
+        self.started, self.status = True, 200
         head = self._headers(media_type, headers)
         await self.send({"type": "http.response.start", "status": 200, "headers": head})
 

@@ -66,7 +66,11 @@ async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render
         except Exception:
             if not exchange.started:
                 raise
-            _log.exception("request %s: an event could not be encoded", exchange.request_id)
+            _log.exception(
+                "request %s: an event could not be encoded",
+                exchange.request_id,
+                extra={"request_id": exchange.request_id},
+            )
             data = encode(FailedEvent(GenerationError("the answer could not be encoded"))) + encoder.end()
             over = True
         if data or over:

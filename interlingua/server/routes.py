@@ -46,6 +46,7 @@ class Endpoint:
 
     handler: Handler
     render_error: RenderError
+    path: str = ""  # the template, without a dialect's prefix
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from interlingua.contract.events import (
     TokenText,
 )
 from interlingua.contract.request import GenerationRequest, PreparedRequest
+from interlingua.service.metrics import Histogram
 from interlingua.service.prepare import MAX_DRAWN_SEED
 from interlingua.service.story import Story
 from interlingua.text.detokenize import StopMatcher, TokenTable
@@ -148,9 +149,12 @@ class Choices:
         table: TokenTable,
         stops: StopMatcher | None,
         timing: Timing,
+        gaps: Histogram,
     ) -> None:
         self.summary: Summary | None = None  # of the whole request, set with the last token of the last answer
-        self._stories = [Story(request, child, table, stops, timing, choice) for choice, child in enumerate(children)]
+        self._stories = [
+            Story(request, child, table, stops, timing, gaps, choice) for choice, child in enumerate(children)
+        ]
         self._running = len(children)
         self._ended: list[int] = []
         self._shares_prefill = request.prompt_logprobs and len(children) > 1

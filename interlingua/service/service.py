@@ -42,7 +42,7 @@ from interlingua.contract.request import (
 )
 from interlingua.service import adapters
 from interlingua.service.choices import Children, Choices, children_of
-from interlingua.service.metrics import DROPPED, STOPPED, Metrics
+from interlingua.service.metrics import DROPPED, STOPPED, SUCCESS, Metrics, Outcome
 from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
 from interlingua.text.chat_template import ChatTemplate
 from interlingua.text.detokenize import StopMatcher, TokenTable
@@ -89,6 +89,7 @@ class Service:
         self.metrics = metrics or Metrics()
         self.metrics.inside = lambda: self._inside
         self.metrics.stats = lambda: self._model.engine.stats() if self._model else None
+        self.metrics.model_name = lambda: self._model.name if self._model else ""
         self._state = State.LOADING
         self._model: ServedModel | None = None
         self._preparer: Preparer | None = None
@@ -205,7 +206,10 @@ class Service:
         return fold(events)
 
     async def generate(
-        self, request: GenerationRequest, arrived: float | None = None
+        self,
+        request: GenerationRequest,
+        arrived: float | None = None,
+        on_end: Callable[[Outcome], None] | None = None,
     ) -> AsyncGenerator[Sequence[TextEvent], None]:
         """Runs a request. Yields the text events that are there at once, together, in order.
 
@@ -214,12 +218,14 @@ class Service:
 
         Args:
             arrived: when the request came, on the clock of `time.monotonic`; None = now.
+            on_end: told once how the request ended, before its last events are yielded.
         """
         timing = Timing(arrived=time.monotonic() if arrived is None else arrived)
         self.metrics.requests += 1
         ending: Sequence[TextEvent] = ()
         summary: Summary | None = None
         kind = DROPPED  # counted when the consumer goes away first
+        prepared: PreparedRequest | None = None
         children: Children | None = None
         deadline: _Deadline | None = None
         run: _Run | None = None
@@ -231,7 +237,7 @@ class Service:
             prepared, stops = await self._prepare(preparer, request, deadline)
             timing.queued = time.monotonic()
             children = Children(model.engine, children_of(prepared, request.choices))
-            choices = run.begin(Choices(request, children.requests, table, stops, timing))
+            choices = run.begin(Choices(request, children.requests, table, stops, timing, self.metrics.gaps))
             while summary is None:
                 with deadline:
                     heard = await children.hear()
@@ -250,7 +256,9 @@ class Service:
             kind = error.kind
             ending = (FailedEvent(error),)
         except Exception:
-            _log.exception("request %s failed inside the server", request.request_id)
+            _log.exception(
+                "request %s failed inside the server", request.request_id, extra={"request_id": request.request_id}
+            )
             kind = GenerationError.kind
             ending = (FailedEvent(GenerationError("the request failed inside the server")),)
         finally:
@@ -263,9 +271,12 @@ class Service:
                 if run is not None:
                     self._release(run)
                 if summary is not None:
-                    self.metrics.succeeded(summary)
-                else:
-                    self.metrics.failed(kind)
+                    kind = SUCCESS
+                timing.finished = timing.finished or time.monotonic()
+                outcome = Outcome(request, kind, timing, prepared, summary)
+                self.metrics.ended(outcome)
+                if on_end is not None:
+                    on_end(outcome)
         yield ending
 
     def stop_request(self, request_id: str) -> bool:

@@ -22,6 +22,7 @@ from interlingua.contract.events import (
     TokenText,
 )
 from interlingua.contract.request import GenerationRequest, PreparedRequest, TextPrompt
+from interlingua.service.metrics import Histogram
 from interlingua.text.detokenize import Detokenizer, Piece, StopMatcher, TokenTable
 
 
@@ -31,6 +32,8 @@ class Story:
     __slots__ = (
         "_choice",
         "_detokenizer",
+        "_gaps",
+        "_heard_at",
         "_index",
         "_last_at",
         "_pending",
@@ -51,6 +54,7 @@ class Story:
         table: TokenTable,
         stops: StopMatcher | None,
         timing: Timing,
+        gaps: Histogram,
         choice: int = 0,
     ) -> None:
         self._choice = choice
@@ -62,6 +66,8 @@ class Story:
         self._timing = timing
         self._detokenizer = Detokenizer(table, stops, request.stop_mode)
         self._pending: deque[TokenEvent] = deque()  # tokens whose pieces are held back
+        self._gaps = gaps  # told the seconds between two tokens
+        self._heard_at = 0.0  # when the last token heard was made
         self.count = 0  # tokens heard
         self.stopping = False  # the next token is the last one
         self._index = 0  # tokens told
@@ -93,6 +99,9 @@ class Story:
 
     def _token(self, event: TokenEvent) -> Sequence[TextEvent]:
         self._timing.first_token = self._timing.first_token or event.at
+        if self.count:
+            self._gaps.observe(event.at - self._heard_at)
+        self._heard_at = event.at
         self.count += 1
         detokenizer = self._detokenizer
         pieces = detokenizer.push(event.token_id)
