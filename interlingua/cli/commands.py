@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     command, config, flags = parser.parse(argv)
-    prompt, file = flags.pop("prompt", None), flags.pop("file", None)
+    prompt, file, url = flags.pop("prompt", None), flags.pop("file", None), flags.pop("url", None)
     notes = settings.Notes()
     options = settings.resolve(flags, os.environ, config, notes)
     for note in notes:
@@ -50,6 +50,10 @@ def _run(argv: Sequence[str]) -> int:
         from interlingua.cli import verify
 
         return verify.run(options)
+    if command == "top":
+        from interlingua.cli import top
+
+        return top.run(options, str(url))
     from interlingua.cli import info
 
     return info.run(options)

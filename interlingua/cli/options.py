@@ -17,6 +17,7 @@ from interlingua.cli.kinds import Choice, Integer, Kind, NamedFolders, Number, S
 ENV_PREFIX = "INTERLINGUA_"
 CONFIG_ENV = ENV_PREFIX + "CONFIG"  # names the file itself, so it is no row of the table
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_URL = "http://127.0.0.1:8080"
 
 T = TypeVar("T")
 
@@ -31,6 +32,7 @@ class Group(Enum):
     WIRE = ("Wire", "Where the dialects leave a choice.")
     SERVER = ("Server", "The socket and what is around it.")
     SAMPLING = ("Generation", "How `interlingua generate` chooses tokens.")
+    WATCH = ("Watching", "How `interlingua top` looks at a server.")
     PROOF = ("Verification", "How much `interlingua verify` proves.")
 
     @property
@@ -483,6 +485,11 @@ class Options:
         "end before this text; may be given several times",
         commands=("generate",),
     )
+
+    interval: float = _option(
+        Number(0, 3600), 1.0, Group.WATCH, "seconds between two looks, of which rates are made", commands=("top",)
+    )
+    once: bool = _option(Switch(), False, Group.WATCH, "look twice, draw once and end", commands=("top",))
 
     requests: int = _option(
         Integer(1, 1_000_000),

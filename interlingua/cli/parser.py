@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from interlingua import __version__
 from interlingua.cli.kinds import Switch, Texts
-from interlingua.cli.options import BY_NAME, CONFIG_ENV, DEFAULT_MODEL, OPTIONS, Group, Option
+from interlingua.cli.options import BY_NAME, CONFIG_ENV, DEFAULT_MODEL, DEFAULT_URL, OPTIONS, Group, Option
 from interlingua.cli.settings import UsageError, did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -36,6 +36,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "alone and then in company, in small steps, preempted, with every cache, thread count and tier of kernels, "
         "and compares every bit. Exit code 0: all are equal; 1: they are not.",
     ),
+    "top": (
+        "watch a server in the terminal",
+        f"Shows queue, batch, memory and speed of the server at URL ({DEFAULT_URL} if none is given), read from its "
+        "/metrics, until interrupted.",
+    ),
     "info": (
         "show versions, processor, kernels and models",
         "Shows what this installation runs on and with.",
@@ -46,6 +51,7 @@ _ARGUMENTS = {
     "serve": "[MODEL]",
     "generate": "MODEL PROMPT",
     "detect-watermark": "MODEL FILE",
+    "top": "[URL]",
     "pull": "NAME",
     "verify": "[MODEL]",
     "info": "",
@@ -139,6 +145,8 @@ def _add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     if command == "pull":
         help = "a known name or a Hugging Face id"
         parser.add_argument("model", metavar="NAME", type=_reader(BY_NAME["model"]), help=help)
+    if command == "top":
+        parser.add_argument("url", metavar="URL", nargs="?", default=DEFAULT_URL, help="where its /metrics are")
     parser.add_argument(
         "--config",
         metavar="FILE",
