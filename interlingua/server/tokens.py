@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -21,6 +22,11 @@ from interlingua.server.routes import SystemRoute
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import TokenSpan
 from interlingua.service.service import Service
+
+T = TypeVar("T")
+
+_INLINE_BYTES: Final = 65_536  # of a body that is parsed at once
+_SLICE: Final = 2048  # tokens that are written at once
 
 
 class Tokens:
@@ -50,27 +56,39 @@ class Tokens:
         document = await self._body(exchange)
         decode = read_field(document, DO_DECODE, COLUMN, self._wire)
         spans = await self._inputs(document)
-        texts = [] if decode is False else self._texts(spans)
-        await self._reply(exchange, {"token_number": len(spans), "tokens": texts})
 
-    async def _tgi(self, document: Document) -> Any:
+        def write() -> bytes:
+            texts = [] if decode is False else self._texts(spans)
+            return orjson.dumps({"token_number": len(spans), "tokens": texts})
+
+        await self._reply(exchange, await _beside(len(spans) > _SLICE, write))
+
+    async def _tgi(self, document: Document) -> bytes:
         """A list of tokens, each with the bytes of the text that it stands for."""
         spans = await self._inputs(document)
-        return [{"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans]
 
-    async def _vllm(self, document: Document) -> Any:
+        def write() -> bytes:
+            """Slice by slice: one call over a million objects would hold up every other thread."""
+            slices = (spans[first : first + _SLICE] for first in range(0, len(spans), _SLICE))
+            return b"[%b]" % b",".join(orjson.dumps([_row(span) for span in part])[1:-1] for part in slices)
+
+        return await _beside(len(spans) > _SLICE, write)
+
+    async def _vllm(self, document: Document) -> bytes:
         text: str = read_field(document, PROMPT, COLUMN, self._wire)
         add_special = read_field(document, ADD_SPECIAL, COLUMN, self._wire)
         strings = read_field(document, TOKEN_STRINGS, COLUMN, self._wire)
         document.close()
         prompt = TextPrompt((TextPart(text),), PROMPT.name, add_special=add_special is not False)
         spans = await self._service.token_spans(prompt)
-        return {
-            "count": len(spans),
-            "max_model_len": self._service.room.total,
-            "tokens": [span.id for span in spans],
-            "token_strs": [self._service.token_text(span.id) for span in spans] if strings else None,
-        }
+
+        def write() -> bytes:
+            ids = [span.id for span in spans]
+            texts = list(map(self._service.token_text, ids)) if strings else None
+            most = self._service.room.total
+            return orjson.dumps({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
+
+        return await _beside(len(spans) > _SLICE, write)
 
     async def _inputs(self, document: Document) -> Sequence[TokenSpan]:
         parts = read_field(document, INPUTS, MINDIE, self._wire)
@@ -95,9 +113,19 @@ class Tokens:
 
     async def _body(self, exchange: Exchange) -> Document:
         check_key(exchange, self._keys)
-        return parse_object(await read_body(exchange, self._settings.payload_limit), self._wire.max_json_depth)
+        body = await read_body(exchange, self._settings.payload_limit)
+        return await _beside(len(body) > _INLINE_BYTES, lambda: parse_object(body, self._wire.max_json_depth))
 
-    async def _reply(self, exchange: Exchange, answer: Any) -> None:
+    async def _reply(self, exchange: Exchange, answer: bytes) -> None:
         self._service.metrics.requests += 1
         self._service.metrics.successes += 1
-        await exchange.reply(Reply(200, orjson.dumps(answer)))
+        await exchange.reply(Reply(200, answer))
+
+
+def _row(span: TokenSpan) -> dict[str, Any]:
+    return {"id": span.id, "text": span.text, "start": span.start, "stop": span.stop}
+
+
+async def _beside(long: bool, work: Callable[[], T]) -> T:
+    """Does what takes long in a thread, so that the event loop serves others meanwhile."""
+    return await asyncio.to_thread(work) if long else work()

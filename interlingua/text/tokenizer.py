@@ -10,10 +10,10 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, overload
 
 import numpy as np
 import tokenizers
@@ -118,15 +118,11 @@ class Tokenizer:
         ids: list[int] = self.backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         return ids[self._doubled_bos(ids, text, add_special) :]
 
-    def encode_with_offsets(self, text: str, add_special: bool = True) -> list[TokenSpan]:
+    def encode_with_offsets(self, text: str, add_special: bool = True) -> Sequence[TokenSpan]:
         """As `encode`, with the place of every token. Slower: for answers that show tokens."""
         encoding = self.backend.encode_batch([text], add_special_tokens=add_special)[0]
-        at = _byte_offsets(text)
-        spans = [
-            TokenSpan(token_id, text[start:stop], int(at[start]), int(at[stop]))
-            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-        ]
-        return spans[self._doubled_bos(encoding.ids, text, add_special) :]
+        ids: list[int] = encoding.ids
+        return _Spans(text, encoding, ids, self._doubled_bos(ids, text, add_special))
 
     def _doubled_bos(self, ids: list[int], text: str, add_special: bool) -> int:
         """1 if the first id is a BOS that was added before the text's own."""
@@ -182,6 +178,32 @@ class Tokenizer:
 
     def _literal(self, token_id: int | None) -> str:
         return "" if token_id is None else self.backend.id_to_token(token_id) or ""
+
+
+class _Spans(Sequence[TokenSpan]):
+    """Spans that are made when they are looked at. Of a long text there are a million: made in one call, or kept all at
+    once under the eyes of the garbage collector, they would hold up every other thread for half a second."""
+
+    def __init__(self, text: str, encoding: tokenizers.Encoding, ids: list[int], first: int) -> None:
+        self._text = text
+        self._chars = encoding.token_to_chars
+        self._ids = ids
+        self._first = first
+        self._at = _byte_offsets(text)
+
+    def __len__(self) -> int:
+        return len(self._ids) - self._first
+
+    @overload
+    def __getitem__(self, index: int) -> TokenSpan: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenSpan]: ...
+    def __getitem__(self, index: int | slice) -> TokenSpan | list[TokenSpan]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(self._first, len(self._ids))[index]
+        start, stop = self._chars(place) or (0, 0)
+        return TokenSpan(self._ids[place], self._text[start:stop], int(self._at[start]), int(self._at[stop]))
 
 
 def _from_gguf(metadata: Mapping[str, Any], source: TokenizerSource) -> Tokenizer:
