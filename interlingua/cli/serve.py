@@ -29,7 +29,7 @@ def run(options: Options) -> int:
         assert model is not None
         engine = model.engine.info
         seconds = time.monotonic() - begun
-        others = "".join(f", {name} at {address}" for name, address in app.addresses.items())
+        others = "".join(f", {name}: {address}" for name, address in app.addresses.items())
         with contextlib.suppress(OSError):  # who reads our output may have left: the server serves all the same
             print(
                 f"Ready in {seconds:.1f} s: {model.name}, engine {engine.name} ({engine.description}), "

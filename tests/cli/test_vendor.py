@@ -18,6 +18,8 @@ CONFIG: dict[str, Any] = {
         "ipAddress": "127.0.0.1",
         "managementIpAddress": "127.0.0.2",
         "port": 1025,
+        "managementPort": 1026,
+        "metricsPort": 1027,
         "maxLinkNum": 1000,
         "httpsEnabled": False,
         "fullTextEnabled": False,
@@ -48,6 +50,7 @@ def test_known_keys_become_options_and_others_are_listed_once(tmp_path: Path) ->
     notes = Notes()
     options = resolve({}, {}, write(tmp_path, CONFIG), notes)
     assert (options.host, options.port, options.max_concurrent_requests) == ("127.0.0.1", 1025, 1000)
+    assert (options.management_host, options.management_port, options.metrics_port) == ("127.0.0.2", 1026, 1027)
     assert (options.max_seq_len, options.max_input_token_len, options.max_iter_times) == (2560, 2048, 512)
     assert (options.served_model_name, options.model) == ("llama_65b", "/data/llama")
     assert (options.max_batch_size, options.max_batch_tokens) == (200, 8192)

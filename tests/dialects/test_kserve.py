@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from served import MAX_INPUT, WORDS, Served, say
 from wire_cases import MODEL
-from wire_client import Got, send, together, triton, wait_until
+from wire_client import Got, connect, metric, send, together, triton, wait_until
 
 INFER = f"/v2/models/{MODEL}/infer"
 STOP = f"/v2/models/{MODEL}/stopInfer"
@@ -444,3 +444,82 @@ def test_path_tricks(served: Served, path: str):
 
 def test_the_server_lives_on_after_all_of_them(served: Served):
     assert infer(served, text_input(say("alive"))).json["outputs"][0]["data"] == ["alive"]
+
+
+# --- bugs that other servers had --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"inputs":"x",}',
+        b'{"inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","data":["smile \\ud83d"]}]}',
+        b'{"inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","data":["\\ude00 end"]}]}',
+        b'{"inputs":[{"name":"text_input","shape":[1],"datatype":"BYTES","data":["\xff"]}]}',
+        b'{"inputs":[{"name":"input0","shape":[1],"datatype":"UINT32","data":[1e400]}]}',
+        b'{"inputs":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)
+def test_bodies_that_are_no_requests(served: Served, body: bytes):
+    for headers in ({}, {"Inference-Header-Content-Length": str(len(body))} if body else {}):
+        got = send(served.url, INFER, body, **headers)
+        assert got.status == 400 and got.json["error_type"] == "validation", got.body
+
+
+def test_pairs_of_surrogates_and_a_byte_order_mark_are_fine(served: Served):
+    prompt = json.dumps(say("ok"))
+    tensor = b'{"name":"text_input","shape":[1],"datatype":"BYTES","data":[%s]}'
+    body = b'\xef\xbb\xbf{"x":"\\ud83d\\ude00","inputs":[' + tensor + b"]}"
+    assert send(served.url, INFER, body % prompt.encode()).json["outputs"][0]["data"] == ["ok"]
+
+
+@pytest.mark.parametrize("path", [INFER, "/infer", STOP, "/v2/repository/index", "/v1/tokenizer", "/tokenize"])
+def test_bodies_over_the_limit(served: Served, path: str):
+    url = served.urls["small"]
+    got = send(url, path, b'{"id":"' + b"x" * 100_000 + b'"}')
+    assert got.status == 413 and set(got.json) == {"error", "error_type"}
+    chunked = b"".join(b"%x\r\n%s\r\n" % (20_000, b" " * 20_000) for _ in range(6)) + b"0\r\n\r\n"
+    connection = connect(url)
+    connection.putrequest("POST", path)
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    connection.send(chunked)
+    response = connection.getresponse()
+    assert response.status == 413 and set(json.loads(response.read())) == {"error", "error_type"}
+    connection.close()
+
+
+@pytest.mark.parametrize("path", [INFER, "/infer"])
+def test_overload_refuses_at_once_and_permits_come_back(served: Served, path: str):
+    url = served.urls["small"]
+    prompt = say("abc", delay=0.02)
+    body = {"inputs": [text_input(prompt)]} if path == INFER else {"inputs": prompt}
+    statuses = [got.status for got in together(*[lambda: send(url, path, body)] * 40)]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 4
+    refused = next(got for got in together(*[lambda: send(url, path, body)] * 40) if got.status == 429)
+    assert refused.json["error_type"] == "overloaded" and refused.headers["retry-after"]
+    assert [got.status for got in together(*[lambda: send(url, path, body)] * 4)] == [200] * 4
+
+
+@pytest.mark.parametrize("path", [INFER, "/infer"])
+def test_a_request_whose_time_passes_in_the_queue_does_not_run(served: Served, path: str):
+    url = served.urls["small"]
+    steps = metric(url, "interlingua_generated_tokens_total")
+    parameters = {"timeout": 1, "max_new_tokens": 5}
+    prompt = say("abc")
+    body = {"inputs": [text_input(prompt)] if path == INFER else prompt, "parameters": parameters}
+    long = {"id": "long", "text_input": say("a", start_delay=25)}
+
+    def wait_and_stop() -> Got:
+        wait_until(lambda: metric(url, "interlingua_requests_inside") == 1)
+        got = send(url, path, body)
+        assert send(url, STOP, {"id": "long"}).status == 200
+        return got
+
+    _, late = together(lambda: send(url, f"/v2/models/{MODEL}/generate", long), wait_and_stop)
+    assert (late.status, late.json["error_type"]) == (504, "timeout")
+    assert metric(url, "interlingua_generated_tokens_total") == steps
