@@ -615,11 +615,15 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
       }
       SamplerState& state = *samplers_.at(slot);
       const uint64_t position = uint64_t(input.positions[input.logit_index[at]]) + 1;  // of the new token
-      const Choice choice = choose_token(*kernels_, row, vocab, padded, state, allowed, position, sampling_[size_t(thread)],
-                                         green_lists_);
-      output.ids[at] = choice.id;
-      output.logprobs[at] = choice.logprob;
-      if (choice.id >= 0) state.append(choice.id);
+      try {
+        const Choice choice = choose_token(*kernels_, row, vocab, padded, state, allowed, position, sampling_[size_t(thread)],
+                                           green_lists_);
+        output.ids[at] = choice.id;
+        output.logprobs[at] = choice.logprob;
+        if (choice.id >= 0) state.append(choice.id);
+      } catch (const std::exception&) {  // one request's trouble, not its neighbours'
+        output.ids[at] = kFailed;
+      }
     };
     // A sequence's token and the drafts behind it are chosen for in order, by one thread: each builds on the one before.
     logit_groups_.clear();

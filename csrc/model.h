@@ -36,7 +36,7 @@ struct StepInput {
 };
 
 struct StepOutput {
-  int32_t* ids = nullptr;     // [logit_rows]; or kLate, kDropped, kUnusable
+  int32_t* ids = nullptr;     // [logit_rows]; or kLate, kUnusable, kDropped, kFailed
   float* logprobs = nullptr;  // [logit_rows]
   float* logits = nullptr;    // [logit_rows][vocab] or null: raw logits, for tests and measurements
 };

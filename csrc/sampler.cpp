@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <stdexcept>
 
 namespace interlingua {
 
@@ -105,9 +106,22 @@ struct Candidates {
   std::vector<int32_t>& ids;
   std::vector<float>& p;
 
+  // Sums are made of blocks, each in four chains: one chain over a vocabulary would wait for its own additions.
+  static constexpr size_t kBlock = 512;
+
+  double block_sum(size_t first) const {
+    const size_t end = std::min(first + kBlock, p.size());
+    double sums[4] = {0.0, 0.0, 0.0, 0.0};
+    size_t i = first;
+    for (; i + 4 <= end; i += 4)
+      for (size_t j = 0; j < 4; j++) sums[j] += double(p[i + j]);
+    for (; i < end; i++) sums[0] += double(p[i]);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+
   double total() const {
     double sum = 0.0;
-    for (const float x : p) sum += double(x);
+    for (size_t first = 0; first < p.size(); first += kBlock) sum += block_sum(first);
     return sum;
   }
 
@@ -128,19 +142,29 @@ struct Candidates {
   // together. At least one is kept.
   void keep_mass(const std::vector<float>& rank, double share) {
     const double target = share * total();
-    // Buckets by the top bits of the rank, then an exact walk inside the bucket where the target is reached.
-    std::vector<double> mass(4096, 0.0);
-    for (size_t i = 0; i < ids.size(); i++) mass[ordered(rank[i]) >> 20] += double(p[i]);
+    // Twice into buckets by 12 bits of the rank, then an exact walk inside the bucket where the target is reached.
     double before = 0.0;
-    size_t bucket = 0;
-    for (; bucket < mass.size(); bucket++) {
-      if (before + mass[bucket] >= target && mass[bucket] > 0.0) break;
-      before += mass[bucket];
+    uint32_t prefix = 0;
+    for (const int shift : {20, 8}) {
+      std::vector<double> mass(4096, 0.0);
+      for (size_t i = 0; i < ids.size(); i++) {
+        const uint32_t key = ordered(rank[i]) >> shift;
+        if (shift == 20 || key >> 12 == prefix) mass[key & 4095] += double(p[i]);
+      }
+      uint32_t bucket = 0;  // the first that reaches the target; should rounding let none, the last
+      double reached = before;
+      for (uint32_t next = 0; next < 4096; next++) {
+        if (mass[next] <= 0.0) continue;
+        bucket = next;
+        before = reached;
+        reached += mass[next];
+        if (reached >= target) break;
+      }
+      prefix = prefix << 12 | bucket;
     }
-    if (bucket == mass.size()) return;  // rounding: everything is needed
     std::vector<std::pair<float, float>> inside;
     for (size_t i = 0; i < ids.size(); i++)
-      if (ordered(rank[i]) >> 20 == bucket) inside.emplace_back(rank[i], p[i]);
+      if (ordered(rank[i]) >> 8 == prefix) inside.emplace_back(rank[i], p[i]);
     std::sort(inside.begin(), inside.end());
     float limit = inside.back().first;
     for (const auto& [r, mass_of_one] : inside) {
@@ -154,14 +178,19 @@ struct Candidates {
   }
 };
 
-// What comes before the temperature; every score stays within the limit.
+// What comes before the temperature; every score stays within the limit. Throws std::out_of_range for an id that the
+// model does not have.
 void change_logits(float* logits, int32_t vocab, const SamplerState& state, GreenLists& lists) {
   const SamplingParams& params = state.params;
   if (params.watermark_gamma > 0.0)
     add_to_green(logits, *lists.get(state.last, vocab, params.watermark_gamma), params.watermark_delta);
+  const auto score = [&](int32_t id) -> float& {
+    if (id < 0 || id >= vocab) throw std::out_of_range("sampler: no such id");
+    return logits[id];
+  };
   const float repetition = std::max(params.repetition_penalty, 1e-37f);  // a subnormal counts as 0 here, and 0 / 0 is NaN
   for (const auto& seen : state.seen) {
-    float& s = logits[seen.id];
+    float& s = score(seen.id);
     if (repetition != 1.0f) s = s < 0.0f ? s * repetition : s / repetition;
     if (params.frequency_over_output) {
       s -= params.frequency_penalty * float(seen.output);
@@ -171,9 +200,9 @@ void change_logits(float* logits, int32_t vocab, const SamplerState& state, Gree
     }
     s = std::clamp(s, -kLimit, kLimit);
   }
-  for (const auto& [id, bias] : params.logit_bias) logits[id] = std::clamp(logits[id] + bias, -kLimit, kLimit);
+  for (const auto& [id, bias] : params.logit_bias) score(id) = std::clamp(score(id) + bias, -kLimit, kLimit);
   if (state.generated < params.min_new_tokens)
-    for (const int32_t id : params.suppressed) logits[id] = -kLimit;
+    for (const int32_t id : params.suppressed) score(id) = -kLimit;
 }
 
 // Below what min_new_tokens suppresses, and no lower than what a search for the largest begins with.
@@ -198,8 +227,8 @@ Candidates candidates(const KernelTable& kernels, const float* logits, int32_t v
   Candidates c{scratch.ids, scratch.probabilities};
   const float max = kernels.vocab_stats(logits, padded).max;
   c.p.resize(size_t(padded));
-  const float inverse = float(1.0 / double(params.temperature));
-  kernels.exp_scaled(logits, padded, max, std::isfinite(inverse) ? inverse : 3.0e38f, c.p.data());
+  const float inverse = std::min(float(1.0 / double(params.temperature)), 3.0e38f);
+  kernels.exp_scaled(logits, padded, max, inverse, c.p.data());
   c.p.resize(size_t(vocab));
   if (params.top_k > 0 && params.top_k < vocab) {  // ties with the k-th stay
     const float limit = kth_largest(logits, vocab, params.top_k);
@@ -221,12 +250,12 @@ Candidates candidates(const KernelTable& kernels, const float* logits, int32_t v
     c.keep_mass(rank, double(params.top_p));
   }
   if (params.typical_p < 1.0f) {  // Meister et al. 2023: nearest to the entropy first
-    // With p = w / sum(w), |-ln p - H(p)| = |-ln w - sum(p * -ln w)|: one logarithm an id.
+    // With p = w / sum(w), |-ln p - H(p)| = |-ln w - sum(p * -ln w)|, and -ln w is how far the score is below the best.
     std::vector<double> surprise(c.p.size());
     double entropy = 0.0;
     for (size_t i = 0; i < surprise.size(); i++)
       if (c.p[i] > 0.0f) {
-        surprise[i] = -std::log(double(c.p[i]));
+        surprise[i] = (double(max) - double(logits[c.ids[i]])) * double(inverse);
         entropy += double(c.p[i]) * surprise[i];
       }
     entropy /= c.total();
@@ -245,14 +274,18 @@ Candidates candidates(const KernelTable& kernels, const float* logits, int32_t v
 int32_t draw(const Candidates& c, uint64_t seed, uint64_t position) {
   const double target = philox_uniform(seed, position) * c.total();
   double sum = 0.0;
-  int32_t last = c.ids.front();
-  for (size_t i = 0; i < c.ids.size(); i++) {
-    if (c.p[i] <= 0.0f) continue;
-    sum += double(c.p[i]);
-    last = c.ids[i];
-    if (sum > target) break;
+  size_t first = 0;
+  for (; first + Candidates::kBlock < c.ids.size(); first += Candidates::kBlock) {
+    const double block = c.block_sum(first);
+    if (sum + block > target) break;
+    sum += block;
   }
-  return last;
+  for (size_t i = first; i < c.ids.size(); i++) {
+    sum += double(c.p[i]);
+    if (c.p[i] > 0.0f && sum > target) return c.ids[i];
+  }
+  // Rounding has put the target at the very end, once in 2^50 draws or so.
+  return c.ids[size_t(std::max_element(c.p.begin(), c.p.end()) - c.p.begin())];
 }
 
 std::vector<std::pair<int32_t, float>> best(const float* logits, int32_t vocab, const VocabStats& stats, int32_t n) {

@@ -53,8 +53,9 @@ class SamplerState {
 };
 
 constexpr int32_t kLate = -1;      // nothing was chosen: the mask was not there yet
-constexpr int32_t kDropped = -3;   // nothing was chosen: the draft that the row stands on was not chosen
 constexpr int32_t kUnusable = -2;  // nothing can be chosen: a logit is not finite, or of 1e30 and more
+constexpr int32_t kDropped = -3;   // nothing was chosen: the draft that the row stands on was not chosen
+constexpr int32_t kFailed = -4;    // nothing was chosen: the request's own processors threw
 
 struct Choice {
   int32_t id;     // or kUnusable

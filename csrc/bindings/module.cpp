@@ -166,6 +166,7 @@ NB_MODULE(_native, m) {
   m.attr("KV_BLOCK") = kKvBlock;
   m.attr("LATE") = kLate;
   m.attr("DROPPED") = kDropped;
+  m.attr("FAILED") = kFailed;
   m.attr("UNUSABLE") = kUnusable;
   m.def("kernel_names", kernel_names, "Kernel tiers that run on this machine, slowest first.");
   m.def("philox_uniform", philox_uniform, "seed"_a, "position"_a, "Uniform double in [0, 1) of (seed, position).");

@@ -28,6 +28,7 @@ async def neighbour(server: Server, number: int) -> Reply:
         {"do_sample": True, "typical_p": 0.2, "seed": number + 1},
         {"do_sample": True, "temperature": 1.7, "top_k": 40, "top_p": 0.9},
         {"repetition_penalty": 1.8, "ignore_eos": True},
+        {"watermark": True, "do_sample": number % 2 == 0},
     )
     prompt = f"{number}: " + WORDS * (number % 5) + "Then"
     return await route.call(server.port, prompt, max_new_tokens=3 + 5 * number % 23, **kinds[number % len(kinds)])
@@ -65,6 +66,7 @@ async def test_what_a_neighbour_asks_for_touches_its_own_row_alone(server: Serve
         {"repetition_penalty": 1.5},
         {"frequency_penalty": 1.5},
         {"do_sample": True, "typical_p": 0.2},
+        {"watermark": True},
     )
 
     def call(wish: dict[str, Any]) -> Coroutine[Any, Any, Reply]:

@@ -12,7 +12,7 @@ from test_engine import Running, collect, essence, idle, make_request
 from tiny_models import tiny_weights, write_safetensors, write_tiny_model
 
 from interlingua.contract.errors import GenerationError
-from interlingua.contract.events import FailedEvent, FinishedEvent, StartedEvent, TokenEvent
+from interlingua.contract.events import FailedEvent, FinishedEvent, FinishReason, StartedEvent, TokenEvent
 from interlingua.contract.request import PreparedRequest, SamplingParams, Watermark
 from interlingua.hub.files import ModelFiles, from_folder
 
@@ -168,6 +168,48 @@ async def test_a_row_without_finite_logits_ends_alone(tiny: ModelFiles, poisoned
         failure = events[-1]
         assert isinstance(failure, FailedEvent) and isinstance(failure.error, GenerationError)
         assert "not finite" in failure.error.message
+
+
+async def test_a_fault_in_a_requests_processors_ends_it_alone(
+    tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the engine's own check of ids out of the way, the bias of a token that does not exist throws in the step."""
+    good = [make_request(number, 10 + number, 20, stops=False) for number in range(6)]
+    bad = [
+        replace(good[0], sampling=SamplingParams(logit_bias=((token, 1.0),), do_sample=token > 0))
+        for token in (VOCAB, -1, 2**31 - 1)
+    ]
+    bad.append(replace(good[1], stop_token_ids=frozenset({VOCAB}), min_new_tokens=3))
+    async with Running(tiny) as engine:
+        alone = [essence(await collect(engine, request)) for request in good]
+    monkeypatch.setattr("interlingua.engine.native.engine.NativeEngine._misfit", lambda *_: "")
+    async with Running(tiny) as engine:
+        answers = await asyncio.wait_for(asyncio.gather(*(collect(engine, r) for r in [*bad, *good])), 60)
+        await idle(engine)
+    assert [essence(events) for events in answers[len(bad) :]] == alone
+    for events in answers[: len(bad)]:
+        (failure,) = events
+        assert isinstance(failure, FailedEvent) and isinstance(failure.error, GenerationError)
+        assert "decoding state" in failure.error.message
+
+
+async def test_any_of_several_ends_stops_and_none_comes_too_early(tiny: ModelFiles) -> None:
+    """Ends as generation_config.json lists them, and a minimum length that holds all of them back."""
+    free = make_request(6, 20, 60, stops=False)
+    async with Running(tiny) as engine:
+        ids = [e.token_id for e in await collect(engine, free) if isinstance(e, TokenEvent)]
+        for end in dict.fromkeys(ids):
+            ended = replace(free, stop_token_ids=frozenset({end, VOCAB - 1, 0}))
+            tokens = [e for e in await collect(engine, ended) if isinstance(e, TokenEvent)]
+            stop = next(i for i, token in enumerate(ids) if token in ended.stop_token_ids)
+            assert [token.token_id for token in tokens] == ids[: stop + 1]
+            assert tokens[-1].finish_reason is (FinishReason.EOS if stop + 1 < 60 else FinishReason.LENGTH)
+        many = frozenset(range(0, VOCAB, 2))
+        held = replace(free, stop_token_ids=many, min_new_tokens=25)
+        tokens = [e for e in await collect(engine, held) if isinstance(e, TokenEvent)]
+    assert len(tokens) > 25 and not many & {token.token_id for token in tokens[:25]}
+    assert tokens[-1].finish_reason is FinishReason.EOS and tokens[-1].token_id in many
+    assert not many & {token.token_id for token in tokens[:-1]}
 
 
 async def test_prompt_logprobs_do_not_depend_on_the_cache(tiny: ModelFiles) -> None:

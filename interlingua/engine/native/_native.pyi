@@ -16,6 +16,8 @@ LATE: int = -1
 
 DROPPED: int = -3
 
+FAILED: int = -4
+
 UNUSABLE: int = -2
 
 def kernel_names() -> list[str]:

@@ -26,7 +26,8 @@ class Batch:
     allowed: a mask or None per logit row (`guide.Guide.allowed`), or nothing where no row is guided.
     adapters: those of the step, each once; adapter_of int32 [sequences]: index in it, or -1.
     results: ids, logprobs [logits]; id LATE: nothing was chosen, the mask was late; DROPPED: nothing was chosen, the
-    draft before it was not; UNUSABLE: the row has failed, its logits are not finite.
+    draft before it was not; UNUSABLE: its logits are not finite; FAILED: the request's
+    processors threw.
     """
 
     chunks: Seq[Chunk]

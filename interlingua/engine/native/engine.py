@@ -33,7 +33,7 @@ from interlingua.contract.events import (
     TokenEvent,
 )
 from interlingua.contract.request import Adapter, Grammar, PreparedRequest
-from interlingua.engine.native._native import KV_BLOCK, LATE, UNUSABLE, Model
+from interlingua.engine.native._native import FAILED, KV_BLOCK, LATE, UNUSABLE, Model
 from interlingua.engine.native._native import SamplingParams as NativeSampling
 from interlingua.engine.native.batch import Batch, build_batch
 from interlingua.engine.native.blocks import BlockPool
@@ -435,10 +435,9 @@ class NativeEngine:
         for chunk, scored, choices in zip(batch.chunks, batch.scored, batch.choices, strict=True):
             sequence = chunk.sequence
             stream = self._streams[sequence]
-            if UNUSABLE in ids[row : row + scored + choices]:
-                events.append(
-                    (stream, FailedEvent(GenerationError("the model's logits for this request are not finite")))
-                )
+            problem = _problem(ids[row : row + scored + choices])
+            if problem:
+                events.append((stream, FailedEvent(GenerationError(problem))))
                 finished.append(sequence)
                 computed.append((chunk, 0))
                 row += scored + choices
@@ -503,6 +502,13 @@ class NativeEngine:
     def _hand_over(self, events: _Delivery) -> None:
         if events and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._deliver, events)
+
+
+def _problem(ids: list[int]) -> str:
+    """Why a request's rows of a step have no result, or ""."""
+    if UNUSABLE in ids:
+        return "the model's logits for this request are not finite"
+    return "the request's decoding state has failed" if FAILED in ids else ""
 
 
 def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
