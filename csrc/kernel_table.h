@@ -27,7 +27,7 @@ enum class ActivationKind : int32_t { kInt8 = 0, kInt16 = 1, kBf16 = 2 };
 //   bf16: quants 1024 bytes: [16 pairs][16 outputs][2], which is also AMX's B tile; no scales.
 struct Weight {
   WeightKind kind;
-  int32_t n, k;  // n is a multiple of 16 (padded with zeros), k of 32
+  int32_t n, k;  // n is a multiple of 16 (padded with zeros), k of 32, or (bf16) of 16: inputs above it must be zero
   const uint8_t* quants;
   const uint8_t* scales;
 };

@@ -1,7 +1,7 @@
 #include "lora.h"
 
 #include <algorithm>
-#include <cstring>
+#include <thread>
 
 #include "model.h"
 
@@ -9,6 +9,10 @@ namespace interlingua {
 namespace {
 
 constexpr int64_t kTileGroup = int64_t(kTileRows) * kGroup;  // values of 16 rows in one group of inputs
+
+constexpr uint32_t kReadsBeforeYield = 2000;  // the thread that we wait for may need our core
+
+int32_t groups_of(int32_t inputs) { return (inputs + kGroup - 1) / kGroup; }
 
 void grow(Buffer& buffer, size_t bytes) {
   if (buffer.size() < bytes) buffer = Buffer(std::max(bytes, 2 * buffer.size()));
@@ -74,9 +78,10 @@ void LoraStep::take(int id, int32_t row, const float* x, const float* norm, floa
   kernels_->prepare(x, in.width, norm, eps, bf16_view(in.bf16, in.rounded, 0), place, false, false, true, scratch);
 }
 
-void LoraStep::down(int op, int id, LinearArgs& args) {
-  const Inputs& in = inputs_[size_t(id)];
+int32_t LoraStep::open(int op, int id, LinearArgs& args) {
+  in_ = &inputs_[size_t(id)];
   tasks_.clear();
+  done_.store(0, std::memory_order_relaxed);
   changed_ = place_of_;
   int64_t values = 0;
   for (Run& run : runs_) {
@@ -87,53 +92,56 @@ void LoraStep::down(int op, int id, LinearArgs& args) {
         if (place >= run.first && place < run.first + run.rows) place = -1;
       continue;
     }
-    const int32_t parts = int32_t(run.layer->ranks.size());
-    values += int64_t(parts) * run.tiles() * run.layer->groups * kTileGroup;
+    const int32_t parts = int32_t(run.layer->ranks.size()), groups = groups_of(run.layer->rank);
+    values += int64_t(parts) * run.tiles() * groups * kTileGroup;
     for (int32_t part = 0; part < parts; part++)
       for (int32_t tile = 0; tile < run.tiles(); tile++)
-        for (int32_t group = 0; group < run.layer->groups; group++) tasks_.push_back({&run, part, tile, group});
+        for (int32_t group = 0; group < groups; group++) tasks_.push_back({&run, part, tile, group});
   }
-  outputs_ = args.weight.n;
+  stride_ = args.weight.n + kLanes;  // rows a power of two apart would share a few lines of the cache
   grow(hidden_bf16_, size_t(values) * sizeof(uint16_t));
   grow(hidden_rounded_, size_t(values) * sizeof(float));
-  grow(delta_, size_t(places_) * size_t(outputs_) * sizeof(float));
-  pool_.run(int32_t(tasks_.size()), [&](int32_t i, int) { multiply(tasks_[size_t(i)], in); });
+  grow(delta_, size_t(places_) * size_t(stride_) * sizeof(float));
   args.delta = delta_.as<float>();
-  args.delta_stride = outputs_;
+  args.delta_stride = stride_;
   args.place = changed_.data();
+  return int32_t(tasks_.size());
 }
 
-// 32 values of A x for the rows of one tile, rounded to bf16.
-void LoraStep::multiply(const Task& task, const Inputs& in) const {
-  const Run& run = *task.run;
+// 32 values of A x for the rows of one tile, rounded to bf16. What lies above a part's rank is zero.
+void LoraStep::down(int32_t task) noexcept {
+  const auto [run_of_task, part, tile, group] = tasks_[size_t(task)];
+  const Run& run = *run_of_task;
   const LoraLayer& layer = *run.layer;
-  const int32_t tile_of_all = run.first / kTileRows + task.tile, inputs = in.width / kGroup;
-  const int64_t at = ((int64_t(task.part) * run.tiles() + task.tile) * layer.groups + task.group) * kTileGroup;
-  const Activations out = bf16_view(hidden_bf16_, hidden_rounded_, run.hidden + at);
-  const int32_t left = layer.ranks[size_t(task.part)] - task.group * kGroup;
+  const int32_t inputs = groups_of(in_->width), groups = groups_of(layer.rank);
+  const int64_t at = run.hidden + ((int64_t(part) * run.tiles() + tile) * groups + group) * kTileGroup;
+  const int32_t rows = std::min(run.rows - tile * kTileRows, kTileRows);
+  const int32_t left = layer.ranks[size_t(part)] - group * kGroup;
   const int32_t blocks = std::clamp((left + kLanes - 1) / kLanes, 0, kGroup / kLanes);
   alignas(64) float y[kTileRows][kGroup] = {};
-  const int32_t rows = std::min(run.rows - task.tile * kTileRows, kTileRows);
   if (blocks) {
     Weight a = layer.a.view();
-    const int64_t first = (int64_t(task.part) * layer.groups + task.group) * (kGroup / kLanes);
-    a.quants += first * inputs * kLanes * kGroup * int64_t(sizeof(uint16_t));
+    a.quants += (int64_t(part) * layer.rank + group * kGroup) * a.k * int64_t(sizeof(uint16_t));
     a.n = blocks * kLanes;
-    const Activations x = bf16_view(in.bf16, in.rounded, int64_t(tile_of_all) * inputs * kTileGroup);
+    const Activations x = bf16_view(in_->bf16, in_->rounded, int64_t(run.first / kTileRows + tile) * inputs * kTileGroup);
     kernels_->linear(bf16_args(a, x, rows, &y[0][0], kGroup), 0, blocks);
   }
+  const Activations out = bf16_view(hidden_bf16_, hidden_rounded_, at);
   for (int32_t r = 0; r < rows; r++) kernels_->prepare(y[r], kGroup, nullptr, 0.0f, out, r, false, false, true, nullptr);
+  done_.fetch_add(1, std::memory_order_release);
 }
 
 void LoraStep::up(int32_t begin, int32_t end) const {
+  for (uint32_t reads = 1; done_.load(std::memory_order_acquire) < int32_t(tasks_.size()); reads++)
+    if (reads % kReadsBeforeYield == 0) std::this_thread::yield();
   for (const Run& run : runs_) {
     if (!run.layer) continue;
     const LoraLayer& layer = *run.layer;
-    float* out = delta_.as<float>() + int64_t(run.first) * outputs_;
+    float* out = delta_.as<float>() + run.first * stride_;
     LinearArgs args =
-        bf16_args(layer.b.view(), bf16_view(hidden_bf16_, hidden_rounded_, run.hidden), run.rows, out, outputs_);
+        bf16_args(layer.b.view(), bf16_view(hidden_bf16_, hidden_rounded_, run.hidden), run.rows, out, stride_);
     args.slices = layer.slices.data();
-    args.slice_stride = int64_t(run.tiles()) * layer.groups * kTileGroup;
+    args.slice_stride = int64_t(run.tiles()) * groups_of(layer.rank) * kTileGroup;
     kernels_->linear(args, begin, end);
   }
 }

@@ -4,6 +4,7 @@
 // layers do all products: x and A x are rounded to bf16 and summed in the kernels' one order, whatever the batch.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -20,9 +21,9 @@ struct StepInput;
 // (q, k, v; or gate, up). The adapter's scale is part of B.
 struct LoraLayer {
   std::vector<int32_t> ranks;   // of each part; 0 = the adapter does not change it
-  int32_t groups;               // groups of 32 that hold the highest rank
-  PackedWeight a;               // [parts * 32 * groups, k]
-  PackedWeight b;               // [n, 32 * groups]
+  int32_t rank;                 // the highest, padded to a multiple of 16
+  PackedWeight a;               // [parts * rank, k]
+  PackedWeight b;               // [n, rank]
   std::vector<int32_t> slices;  // [n/16]: the part whose A x a 16-block of outputs takes
 };
 
@@ -54,9 +55,11 @@ class LoraStep {
   void open_inputs(int id, int32_t width);
   void take(int id, int32_t row, const float* x, const float* norm, float eps, float* scratch) const;
 
-  // A x of operation `op`, on all threads. Afterwards `args` add the deltas, and `up` must have computed those of blocks
-  // [begin, end) before the kernel is called for these.
-  void down(int op, int id, LinearArgs& args);
+  // Makes `args`, the base kernel's call for operation `op`, add the deltas. They come from tasks of the same run of the
+  // pool: first those of A x, whose number is returned, then `up` for blocks [begin, end) before the kernel is called
+  // for these. `up` waits for all of A x: without a barrier of its own, since tasks are begun in order.
+  int32_t open(int op, int id, LinearArgs& args);
+  void down(int32_t task) noexcept;
   void up(int32_t begin, int32_t end) const;
 
  private:
@@ -64,7 +67,7 @@ class LoraStep {
     const LoraAdapter* adapter;
     int32_t first, rows;      // places
     const LoraLayer* layer;   // of the current operation, or null
-    int64_t hidden;           // where its A x begins: [parts][tiles][groups][16][32]
+    int64_t hidden;           // where its A x begins: [parts][tiles][rank in groups of 32][16][32]
     int32_t tiles() const { return (rows + kTileRows - 1) / kTileRows; }
   };
   struct Inputs {
@@ -76,8 +79,6 @@ class LoraStep {
     int32_t part, tile, group;
   };
 
-  void multiply(const Task& task, const Inputs& in) const;
-
   const KernelTable* kernels_;
   ThreadPool& pool_;
   std::vector<Run> runs_;
@@ -85,10 +86,12 @@ class LoraStep {
   std::vector<int32_t> place_of_;    // [rows] or -1
   std::vector<int32_t> changed_;     // the same for the current operation
   std::vector<Inputs> inputs_;       // by activations
-  std::vector<Task> tasks_;
+  std::vector<Task> tasks_;          // of A x
+  std::atomic<int32_t> done_{0};     // of them
+  const Inputs* in_ = nullptr;
   Buffer hidden_bf16_, hidden_rounded_;  // A x
-  Buffer delta_;                         // B A x: [places][n]
-  int32_t outputs_ = 0;
+  Buffer delta_;                         // B A x: [places][stride_]
+  int64_t stride_ = 0;
 };
 
 }  // namespace interlingua

@@ -38,7 +38,8 @@ struct PackedWeight {
 
 enum class SourceFormat : int32_t { kQ4_0, kQ4_1, kQ8_0, kF32, kF16, kBf16 };
 
-// An empty weight, all zeros. n is padded to whole blocks of 16; k must be a multiple of 32.
+// An empty weight, all zeros. n is padded to whole blocks of 16; k must be a multiple of 32,
+// or of 16 for bf16.
 PackedWeight make_weight(WeightKind kind, int32_t n, int32_t k);
 
 // Packs one row of a checkpoint's matrix, k inputs, as output `output`.

@@ -100,7 +100,7 @@ void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* so
     for (int32_t i = 0; i < weight.k; i++) {
       const uint16_t h = format == SourceFormat::kBf16 ? read_u16(source + int64_t(i) * 2)
                                                        : float_to_bf16(plain_value(format, source, i));
-      uint8_t* pair = weight.quants.data() + (block + i / kGroup) * 1024 + (i % kGroup) / 2 * 64;
+      uint8_t* pair = weight.quants.data() + (int64_t(output / kLanes) * weight.k / 2 + i / 2) * 64;
       std::memcpy(pair + lane * 4 + i % 2 * 2, &h, 2);
     }
     return;
@@ -235,10 +235,12 @@ Model::Model(const std::string& isa, int threads, ActivationKind activations, in
       sampling_(size_t(threads)) {}
 
 PackedWeight make_weight(WeightKind kind, int32_t n, int32_t k) {
-  if (n <= 0 || k <= 0 || k % kGroup) throw std::invalid_argument("a weight needs inputs in whole groups of 32");
+  if (n <= 0 || k <= 0 || k % (kind == WeightKind::kBf16 ? kLanes : kGroup))
+    throw std::invalid_argument("a weight needs inputs in whole groups of 32, or 16 for bf16");
   const int32_t padded = pad(n, kLanes);
+  if (kind == WeightKind::kBf16) return {kind, padded, k, Buffer(size_t(padded) * size_t(k) * 2 + 4096), Buffer()};
   const size_t blocks = size_t(padded / kLanes) * size_t(k / kGroup);
-  const size_t quants = kind == WeightKind::kInt4 ? 256 : kind == WeightKind::kInt8 ? 512 : 1024;
+  const size_t quants = kind == WeightKind::kInt4 ? 256 : 512;
   const size_t scales = kind == WeightKind::kInt4 ? 64 : kind == WeightKind::kInt8 ? 32 : 0;
   return {kind, padded, k, Buffer(blocks * quants + 4096), Buffer(blocks * scales)};
 }
@@ -364,12 +366,12 @@ void Model::add_lora(LoraAdapter& adapter, int op, std::vector<int32_t> ranks, s
   if (linear.kind != OpKind::kLinear || !prepared) throw std::invalid_argument("lora: no linear operation of the program");
   const PackedWeight& weight = weights_[size_t(linear.b)];
   const int32_t parts = int32_t(ranks.size()), highest = parts ? *std::max_element(ranks.begin(), ranks.end()) : 0;
-  const int32_t rank = pad(highest, kGroup);
+  const int32_t rank = pad(highest, kLanes);
   const bool known = std::all_of(slices.begin(), slices.end(), [&](int32_t part) { return part >= 0 && part < parts; });
   if (highest < 1 || !known || slices.size() != size_t(weight.n / kLanes) ||
       a_values != size_t(parts) * size_t(rank) * size_t(weight.k) || b_values != size_t(weight.n) * size_t(rank))
     throw std::invalid_argument("lora: the matrices do not fit the linear operation");
-  LoraLayer layer{std::move(ranks), rank / kGroup, make_weight(WeightKind::kBf16, parts * rank, weight.k),
+  LoraLayer layer{std::move(ranks), rank, make_weight(WeightKind::kBf16, parts * rank, weight.k),
                   make_weight(WeightKind::kBf16, weight.n, rank), std::move(slices)};
   const auto pack = [](const PackedWeight& to, const float* rows) {
     for (int32_t r = 0; r < to.n; r++)
@@ -508,15 +510,15 @@ void Model::run_linear(int activations, const PackedWeight& weight, int32_t rows
   const ActivationKind kind = weight.kind == WeightKind::kBf16 ? ActivationKind::kBf16 : activation_kind_;
   LinearArgs args{weight.view(), activations_[size_t(activations)].view(), kind, rows, out, stride, bias, epilogue};
   const bool adapted = op >= 0 && lora_.changes(op);
-  if (adapted) lora_.down(op, activations, args);
+  const int32_t before = adapted ? lora_.open(op, activations, args) : 0;
   const int32_t blocks = weight.n / kLanes, unit = epilogue == Epilogue::kSiluGate ? 2 : 1;
   const int32_t chunk = std::max(1, blocks / unit / (pool_.size() * 6)) * unit;
-  pool_.run((blocks + chunk - 1) / chunk,
-            [&](int32_t i, int) {
-              const int32_t begin = i * chunk, end = std::min(blocks, begin + chunk);
-              if (adapted) lora_.up(begin, end);
-              kernels_->linear(args, begin, end);
-            });
+  pool_.run(before + (blocks + chunk - 1) / chunk, [&](int32_t i, int) {
+    if (i < before) return lora_.down(i);
+    const int32_t begin = (i - before) * chunk, end = std::min(blocks, begin + chunk);
+    if (adapted) lora_.up(begin, end);
+    kernels_->linear(args, begin, end);
+  });
 }
 
 void Model::run_rope_store(const Op& op, const StepInput& input) {

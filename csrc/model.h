@@ -66,7 +66,7 @@ class Model {
 
   void clear_ops() { ops_.clear(); }
   float* buffer_row(int buffer, int32_t row) const { return buffers_.at(size_t(buffer)).row(row); }
-  // Gives `adapter` matrices for linear operation `op`: a [parts * rank padded to 32, k], b [n, the same padded rank] with
+  // Gives `adapter` matrices for linear operation `op`: a [parts * rank padded to 16, k], b [n, the same padded rank] with
   // the scale in it; ranks [parts]; slices [n/16] as in LoraLayer. May run on any thread, while steps run.
   void add_lora(LoraAdapter& adapter, int op, std::vector<int32_t> ranks, std::vector<int32_t> slices, const float* a,
                 size_t a_values, const float* b, size_t b_values) const;

@@ -27,11 +27,11 @@ inline F silu(F x) { return div(x, add(splat(1.0f), exp_lanes(sub(splat(0.0f), x
 // --- bf16 products -------------------------------------------------------------------------------------------------------
 // The order of AMX's TDPBF16PS: over 32 inputs one chain of fused multiply-adds over the even inputs and one over the
 // odd, both from zero; then acc += even + odd. `b` holds pairs [16][.. stride ..][16 lanes][2].
-template <int R>
+template <int R, int kPairs = kGroup / 2>
 inline void pair_chunk(F (&acc)[R], const uint16_t* b, int64_t pair_stride, const float* a, int64_t a_stride) {
   F even[R], odd[R];
   for (int r = 0; r < R; r++) even[r] = odd[r] = splat(0.0f);
-  for (int p = 0; p < kGroup / 2; p++) {
+  for (int p = 0; p < kPairs; p++) {
     const W w = load_bytes(reinterpret_cast<const uint8_t*>(b + p * pair_stride));
     const F be = even_bf16(w), bo = odd_bf16(w);
     for (int r = 0; r < R; r++) {
@@ -71,13 +71,15 @@ inline void half_chunk(F (&acc)[B][R], const uint16_t* b, int64_t stride, int64_
 // y of one 16-block for R rows, into tile[r][16].
 template <int R>
 inline void linear_block_bf16(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
-  const int32_t groups = args.weight.k / kGroup;
-  const uint16_t* b = reinterpret_cast<const uint16_t*>(args.weight.quants) + int64_t(block) * groups * 512;
+  const int32_t whole = args.weight.k / kGroup, groups = (args.weight.k + kGroup - 1) / kGroup;
+  const uint16_t* b = reinterpret_cast<const uint16_t*>(args.weight.quants) + int64_t(block) * args.weight.k * kLanes;
   const float* a = args.in.rounded + args.slice(block) + Activations::at(row, 0, groups) * kGroup;
   F acc[R];
   for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
-  for (int32_t g = 0; g < groups; g++)
+  for (int32_t g = 0; g < whole; g++)
     pair_chunk<R>(acc, b + int64_t(g) * 512, 2 * kLanes, a + int64_t(g) * kTileRows * kGroup, kGroup);
+  if (whole < groups)  // half a group
+    pair_chunk<R, kGroup / 4>(acc, b + int64_t(whole) * 512, 2 * kLanes, a + int64_t(whole) * kTileRows * kGroup, kGroup);
   for (int r = 0; r < R; r++) store(tile[r], acc[r]);
 }
 
@@ -247,17 +249,12 @@ inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
 }
 
 // --- activations -----------------------------------------------------------------------------------------------------------
-inline uint16_t to_bf16(float x) {
+// The bits of the nearest bf16, as a float32.
+inline uint32_t round_bf16(float x) {
   uint32_t u;
   __builtin_memcpy(&u, &x, 4);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return uint16_t((u >> 16) | 64);  // NaN stays NaN
-  return uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
-}
-inline float from_bf16(uint16_t h) {
-  const uint32_t u = uint32_t(h) << 16;
-  float x;
-  __builtin_memcpy(&x, &u, 4);
-  return x;
+  const uint32_t rounded = u + 0x7fffu + ((u >> 16) & 1);
+  return ((u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded) & 0xffff0000u;  // NaN stays NaN
 }
 
 // One group of 32: integers in +-`range`, rounded to nearest even, as one int8 term or (kTwoTerms) two.
@@ -304,11 +301,10 @@ void prepare(const float* x, int32_t k, const float* norm, float eps, const Acti
     if (want_int8) quantise_group<false>(values, out, at);
     if (want_int16) quantise_group<true>(values, out, at);
     if (want_bf16) {
-      for (int i = 0; i < kGroup; i++) {
-        const uint16_t h = to_bf16(values[i]);
-        out.bf16[at * kGroup + i] = h;
-        out.rounded[at * kGroup + i] = from_bf16(h);
-      }
+      uint32_t bits[kGroup];  // loops apart, so that compilers see vectors
+      for (int i = 0; i < kGroup; i++) bits[i] = round_bf16(values[i]);
+      for (int i = 0; i < kGroup; i++) out.bf16[at * kGroup + i] = uint16_t(bits[i] >> 16);
+      __builtin_memcpy(out.rounded + at * kGroup, bits, sizeof bits);
     }
   }
 }

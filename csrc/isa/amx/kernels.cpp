@@ -93,7 +93,7 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
 }
 
 inline void tile_block_bf16(const LinearArgs& args, const uint8_t* b, int64_t slice, int32_t row, float (*tile)[kLanes]) {
-  const int32_t groups = args.weight.k / kGroup;
+  const int32_t groups = (args.weight.k + kGroup - 1) / kGroup;  // half a group meets inputs that are zero
   const uint16_t* a = args.in.bf16 + slice + Activations::at(row, 0, groups) * kGroup;
   _tile_zero(0);
   for (int32_t g = 0; g < groups; g++) {
@@ -121,7 +121,7 @@ inline TileWeights open_block(const LinearArgs& args, int32_t block, uint8_t* bu
     case WeightKind::kInt8:
       return {w.quants + block * groups * 512, w.scales + block * groups * 32, 0};
     default:
-      return {w.quants + block * groups * 1024, nullptr, args.slice(block)};
+      return {w.quants + int64_t(block) * w.k * kLanes * 2, nullptr, args.slice(block)};
   }
 }
 

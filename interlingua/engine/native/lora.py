@@ -24,7 +24,7 @@ from interlingua.engine.peft import WEIGHTS_FILE, LoraConfig, read_config
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 _HEADER_ROOM = 16 << 20  # bytes of an adapter's file beside its numbers
-_GROUP = 32
+_LANES = 16
 _BF16_MAX = 3.38e38
 
 
@@ -123,12 +123,12 @@ def _pack(adapter: LoraAdapter, model: Model, linear: AdaptableLinear, matrices:
     """Lays A and B out in the packed order of a linear operation; parts without an adapter stay zero."""
     pairs = [matrices.get(part.module) for part in linear.parts]
     ranks = [0 if pair is None else len(pair[0]) for pair in pairs]
-    room = -(-max(ranks) // _GROUP) * _GROUP
+    room = -(-max(ranks) // _LANES) * _LANES
     a = np.zeros((len(pairs) * room, linear.inputs), np.float32)
     b = np.zeros((linear.outputs, room), np.float32)
-    slices = np.zeros(linear.outputs // 16, np.int32)
+    slices = np.zeros(linear.outputs // _LANES, np.int32)
     for index, (part, pair) in enumerate(zip(linear.parts, pairs, strict=True)):
-        slices[part.rows // 16] = index
+        slices[part.rows // _LANES] = index
         if pair is not None:
             columns = slice(None) if part.columns is None else part.columns
             a[index * room : index * room + ranks[index], columns] = pair[0]
