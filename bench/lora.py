@@ -26,7 +26,7 @@ from interlingua.engine.native.lora import read_adapter
 from interlingua.hub import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from tiny_adapters import ALL, ATTENTION, adapter_weights, module_shapes, write_adapter  # noqa: E402
+from tiny_adapters import ALL, ATTENTION, adapter_weights, module_shapes, write_adapter
 
 CONTEXT = 200
 TARGETS = {"attention": ATTENTION, "all": ALL}
