@@ -187,7 +187,7 @@ class _Spans(Sequence[TokenSpan]):
     def __init__(self, text: str, encoding: tokenizers.Encoding, ids: list[int], first: int) -> None:
         self._text = text
         self._chars = encoding.token_to_chars
-        self._ids = ids
+        self._ids = np.array(ids, np.int32)  # an array goes away at once, a list object by object
         self._first = first
         self._at = _byte_offsets(text)
 
@@ -203,7 +203,7 @@ class _Spans(Sequence[TokenSpan]):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = range(self._first, len(self._ids))[index]
         start, stop = self._chars(place) or (0, 0)
-        return TokenSpan(self._ids[place], self._text[start:stop], int(self._at[start]), int(self._at[stop]))
+        return TokenSpan(int(self._ids[place]), self._text[start:stop], int(self._at[start]), int(self._at[stop]))
 
 
 def _from_gguf(metadata: Mapping[str, Any], source: TokenizerSource) -> Tokenizer:

@@ -53,7 +53,7 @@ def test_weights_that_do_not_fit_in_memory(model: Path) -> None:
 
 
 def test_context_that_does_not_fit_in_memory(model: Path) -> None:
-    edit(model / "config.json", max_position_embeddings=TERABYTE)
+    edit(model / "config.json", max_position_embeddings=2**31 - 1)
     assert "lower --max-seq-len" in line_of(model)
     assert "holds no block" in line_of(model, "--max-seq-len", "64", "--kv-memory", "10")
 

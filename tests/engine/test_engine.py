@@ -479,6 +479,39 @@ def test_bad_models(tiny: ModelFiles, tmp_path: Path) -> None:
         load_model(from_folder(cut, "cut"), NativeOptions())
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": {"x": 1}},
+        {"architectures": [["LlamaForCausalLM"]]},
+        *({"hidden_size": value} for value in (0, -64, 3, "x", None, [])),
+        *({"num_attention_heads": value} for value in (0, -1, 3, 2**40, float("nan"), float("inf"))),
+        *({"num_hidden_layers": value} for value in (0, -1, 3, 2**31)),
+        *({"intermediate_size": value} for value in (0, 2**31)),
+        *({"head_dim": value} for value in (-1, 7, 2**40)),
+        *({"vocab_size": value} for value in (0, 97)),
+        *({"max_position_embeddings": value} for value in (0, 2**40)),
+        *({"sliding_window": value} for value in (-1, 2**31)),
+        *({"rope_theta": value} for value in (-1, float("nan"))),
+        {"rms_norm_eps": float("nan")},
+        *(
+            {"rope_scaling": value}
+            for value in (3, "x", {"rope_type": "linear"}, {"rope_type": "linear", "factor": "x"})
+        ),
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 0}},
+    ],
+    ids=repr,
+)
+def test_bad_configurations(tiny: ModelFiles, changes: dict[str, object]) -> None:
+    """One clear error, whatever stands in config.json."""
+    from interlingua.contract.errors import ModelError
+    from interlingua.engine.native.load import load_model
+
+    with pytest.raises(ModelError):
+        load_model(_with_config(tiny, **changes), NativeOptions(threads=1, kv_memory=1 << 20))
+
+
 def _with_tensor(folder: Path, name: str, values: F32) -> ModelFiles:
     """The model of `tiny` with one tensor replaced or added."""
     write_tiny_model("gqa_tied", folder)

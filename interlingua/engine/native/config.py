@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,15 @@ import numpy.typing as npt
 from interlingua.contract.errors import ModelError
 
 F32 = npt.NDArray[np.float32]
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """What a value of the checkpoint's configuration breaks inside the block is a ModelError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError(f"{what}: missing or bad value ({error})") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +49,24 @@ class ModelConfig:
     rope: RopeConfig
     sliding_window: int = 0  # 0 = none
 
+    def __post_init__(self) -> None:
+        """Raises ModelError for a size that no model has. What is left is checked against the tensors' shapes."""
+        sizes = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab", "context")
+        for name in sizes:
+            if not 0 < getattr(self, name) < 2**31:
+                raise ModelError(f"the configuration's {name} is {getattr(self, name)}; 1 to 2^31 - 1 is expected")
+        if not 0 <= self.sliding_window < 2**31:
+            raise ModelError(f"the configuration's sliding window is {self.sliding_window}; 0 to 2^31 - 1 is expected")
+        if not (self.norm_eps >= 0 and self.rope.theta > 0 and math.isfinite(self.norm_eps + self.rope.theta)):
+            raise ModelError("the configuration's norm epsilon or RoPE base is not a positive number")
+
     @property
     def padded_head(self) -> int:
         """Head size in the engine's memory: whole groups of 32 (zeros change no bit of a product)."""
         return (self.head_dim + 31) // 32 * 32
 
 
+@reading("rope scaling")
 def rotary_tables(rope: RopeConfig, head_dim: int, positions: int, original: int) -> tuple[F32, F32]:
     """cos and sin [positions, head_dim / 2] as transformers computes them.
 
@@ -53,10 +75,12 @@ def rotary_tables(rope: RopeConfig, head_dim: int, positions: int, original: int
     cache, which other requests share, would be wrong.
 
     Raises:
-        ModelError: a kind of scaling that is not known.
+        ModelError: a kind of scaling that is not known, or bad numbers for it.
     """
     scaling = dict(rope.scaling)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind in ("linear", "llama3", "yarn") and not 0 < float(scaling["factor"]) < math.inf:
+        raise ValueError(f"factor is {scaling['factor']}")
     half = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = (1.0 / np.power(np.float32(rope.theta), half)).astype(np.float32)
     magnitude = 1.0

@@ -88,15 +88,16 @@ def families() -> list[Family]:
 def find_family(files: ModelFiles) -> Family:
     """Raises ModelError naming the supported architectures."""
     gguf = files.kind == "gguf"
-    named = files.config.get("general.architecture") if gguf else (files.config.get("architectures") or [None])[0]
+    listed = [files.config.get("general.architecture")] if gguf else files.config.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else listed
     known = {
         name: family for family in families() for name in (family.GGUF_ARCHITECTURES if gguf else family.ARCHITECTURES)
     }
-    if named not in known:
+    if not isinstance(named, str) or named not in known:
         raise ModelError(
             f"unsupported architecture {named!r} of model {files.name}; supported: {', '.join(sorted(known))}"
         )
-    return known[str(named)]
+    return known[named]
 
 
 def read_config(files: ModelFiles) -> ModelConfig:

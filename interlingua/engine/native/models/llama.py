@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from interlingua.contract.errors import ModelError
 from interlingua.engine.native._native import Model
-from interlingua.engine.native.config import ModelConfig, RopeConfig, rotary_tables
+from interlingua.engine.native.config import ModelConfig, RopeConfig, reading, rotary_tables
 from interlingua.engine.native.ops import Built, Linear, Part, Program, interleave
 from interlingua.engine.native.weights import Checkpoint, Placement, Tensor, WeightLoader, vector
 
@@ -24,35 +24,34 @@ ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")  # config.json
 GGUF_ARCHITECTURES = ("llama",)
 
 
+@reading("config.json")
 def config_from_json(config: Mapping[str, Any]) -> ModelConfig:
     """From config.json. Raises ModelError for what the family's layer here does not do."""
-    try:
-        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-        activation = config.get("hidden_act", "silu")
-        if activation != "silu":
-            raise ModelError(f"hidden_act {activation!r} is not supported; supported: silu")
-        parameters = config.get("rope_parameters") or {}
-        return ModelConfig(
-            architecture=str(config["architectures"][0]),
-            hidden=hidden,
-            intermediate=int(config["intermediate_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            vocab=int(config["vocab_size"]),
-            context=int(config["max_position_embeddings"]),
-            norm_eps=float(config["rms_norm_eps"]),
-            rope=RopeConfig(
-                theta=float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0),
-                scaling=parameters or config.get("rope_scaling") or {},
-            ),
-            sliding_window=int(config.get("sliding_window") or 0),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"config.json: missing or bad value ({error})") from None
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelError(f"hidden_act {activation!r} is not supported; supported: silu")
+    parameters = config.get("rope_parameters") or {}
+    return ModelConfig(
+        architecture=str(config["architectures"][0]),
+        hidden=hidden,
+        intermediate=int(config["intermediate_size"]),
+        layers=int(config["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        vocab=int(config["vocab_size"]),
+        context=int(config["max_position_embeddings"]),
+        norm_eps=float(config["rms_norm_eps"]),
+        rope=RopeConfig(
+            theta=float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0),
+            scaling=dict(parameters or config.get("rope_scaling") or {}),
+        ),
+        sliding_window=int(config.get("sliding_window") or 0),
+    )
 
 
+@reading("GGUF metadata")
 def config_from_gguf(metadata: Mapping[str, Any], checkpoint: Checkpoint) -> ModelConfig:
     """From GGUF metadata (keys of ggml's gguf specification)."""
 
