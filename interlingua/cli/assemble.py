@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -101,12 +102,13 @@ async def load(options: Options) -> ServedModel:
 
         def read() -> tuple[ModelFiles, Tokenizer, Engine]:
             files = find(options)
-            if options.engine == "native":
+            chosen = _chosen_engine(options)
+            if chosen.engine == "native":
                 from interlingua.engine.native.load import find_family
 
                 find_family(files)  # the plainest reason first: what cannot run needs no tokenizer
             tokenizer = Tokenizer.load(files)
-            return files, tokenizer, _engine(options, files, tokenizer, bar)
+            return files, tokenizer, _engine(chosen, files, tokenizer, bar)
 
         files, tokenizer, engine = await _in_thread(read)
         await engine.start()
@@ -129,6 +131,15 @@ async def load(options: Options) -> ServedModel:
         chat=chat_template(options, files, tokenizer),
         watermark=Watermark(options.watermark_gamma, options.watermark_delta),
     )
+
+
+def _chosen_engine(options: Options) -> Options:
+    """The options with `auto` decided."""
+    if options.engine != "auto":
+        return options
+    from interlingua.engine.vllm import accelerated
+
+    return replace(options, engine="vllm" if accelerated() else "native")
 
 
 def chat_template(options: Options, files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate:
@@ -155,6 +166,8 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: Weig
             max_running=options.max_batch_size,
             max_lora_rank=options.max_lora_rank,
         )
+    if options.engine == "vllm":
+        return _vllm(options, files, tokenizer)
     from interlingua.engine.native.engine import NativeEngine, NativeOptions
 
     return NativeEngine(
@@ -173,6 +186,33 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: Weig
             isa=options.isa,
         ),
         bar.show,
+        tokenizer,
+    )
+
+
+def _vllm(options: Options, files: ModelFiles, tokenizer: Tokenizer) -> Engine:
+    from interlingua.engine.vllm import VllmEngine, VllmOptions
+
+    if files.kind != "safetensors":
+        raise ModelError(
+            f"engine vllm: {files.name} is a GGUF file, and vLLM is given safetensors; "
+            "`scripts/demo-safetensors FOLDER MODEL` writes one as such"
+        )
+    arguments = dict(item.split("=", 1) for item in options.vllm_arg)
+    loras = arguments.pop("max-loras", "4" if options.lora_adapters else "0")
+    if not loras.isdigit():
+        raise ModelError(f"vllm_arg: max-loras must be an integer, got {loras!r}")
+    return VllmEngine(
+        str(files.paths[0].parent),
+        VllmOptions(
+            arguments=tuple(arguments.items()),
+            max_seq_len=options.max_seq_len,
+            kv_memory=options.kv_memory,
+            max_batch_size=options.max_batch_size,
+            prefix_cache=options.prefix_cache,
+            max_lora_rank=options.max_lora_rank,
+            max_loras=int(loras),
+        ),
         tokenizer,
     )
 

@@ -93,6 +93,30 @@ class Texts(Kind[tuple[str, ...]]):
         return tuple(items)
 
 
+class Arguments(Texts):
+    """Options of another program: `NAME=VALUE`, the flag repeated; a mapping in a file. Kept as such texts."""
+
+    def __init__(self) -> None:
+        super().__init__("NAME=VALUE")
+
+    @property
+    def accepts(self) -> str:
+        return "NAME=VALUE, or a mapping of names to plain values in a file"
+
+    def check(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, dict):
+            plain = all(isinstance(k, str) and isinstance(v, (str, int, float)) for k, v in value.items())
+            items = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in value.items()] if plain else None
+            if items is None:
+                raise self.refusal(value)
+            value = items
+        texts = super().check(value)
+        for text in texts:
+            if not re.match(r"[a-z][a-z0-9_.-]*=", text):
+                raise self.refusal(text)
+        return texts
+
+
 class NamedFolders(Kind[Pairs]):
     """Folders with a name each: `NAME=FOLDER,NAME=FOLDER`, or a mapping in a file."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from interlingua.cli.kinds import Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
+from interlingua.cli.kinds import Arguments, Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
 
 ENV_PREFIX = "INTERLINGUA_"
 CONFIG_ENV = ENV_PREFIX + "CONFIG"  # names the file itself, so it is no row of the table
@@ -164,11 +164,20 @@ class Options:
     )
 
     engine: str = _option(
-        Choice("native", "echo"),
+        Choice("native", "vllm", "auto", "echo"),
         "native",
         Group.ENGINE,
-        "`native` runs the model on this CPU; `echo` loads the tokenizer alone and answers every prompt with "
-        "the prompt's own tokens, for trying clients",
+        "`native` runs the model on this CPU; `vllm` on what vLLM runs on; `auto` is `vllm` where it is installed and "
+        "finds an accelerator, else `native`; `echo` loads the tokenizer alone and answers every prompt with the "
+        "prompt's own tokens, for trying clients",
+        commands=_RUN,
+    )
+    vllm_arg: tuple[str, ...] = _option(
+        Arguments(),
+        (),
+        Group.ENGINE,
+        "an option of vLLM itself, as in `tensor-parallel-size=4`; may be given several times; `true` and `false` "
+        "switch flags",
         commands=_RUN,
     )
     threads: int = _option(

@@ -195,7 +195,7 @@ def _add_option(section: argparse._ArgumentGroup, option: Option) -> None:
 def _reader(option: Option) -> Callable[[str], object]:
     def read(text: str) -> object:
         try:
-            return (text,) if isinstance(option.kind, Texts) and text else option.kind.read(text)
+            return option.kind.check([text]) if isinstance(option.kind, Texts) else option.kind.read(text)
         except ValueError as problem:
             message = str(problem).partition(", got ")[0] if option.secret else str(problem)
             raise argparse.ArgumentTypeError(message) from None

@@ -1,7 +1,7 @@
 """vLLM as an engine: GPUs, NPUs, several devices and several machines behind the same contract.
 
-Ids go in and ids come out: tokenizing, UTF-8, stop strings and cuts stay in our own text path, so that an answer does not
-differ by engine. What vLLM cannot do itself, or not in our order, is done by `vllm_processors` in its workers.
+Ids go in and ids come out: tokenizing, UTF-8, stop strings and cuts stay in our own text path, so that an answer does
+not differ by engine. What vLLM cannot do itself, or not in our order, is done by `vllm_processors` in its workers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from interlingua.contract.events import (
     TokenEvent,
 )
 from interlingua.contract.request import Adapter, PreparedRequest, SamplingParams
+from interlingua.engine.native.guide import Guide, Guides, Vocabulary
 from interlingua.engine.peft import read_config
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class VllmOptions:
 
     arguments: Pairs = ()
     max_seq_len: int | None = None
+    kv_memory: int | None = None  # bytes on each device; None = vLLM's own share of its memory
     max_batch_size: int = 256
     max_batch_tokens: int | None = None  # None = vLLM's own choice
     prefix_cache: bool = True
@@ -113,15 +115,18 @@ class VllmEngine:
 
     Args:
         model: a folder or a hub id, as vLLM takes it.
+        vocabulary: of the model's tokenizer, for grammars.
 
     All methods run on the event loop.
     """
 
-    def __init__(self, model: str, options: VllmOptions) -> None:
+    def __init__(self, model: str, options: VllmOptions, vocabulary: Vocabulary) -> None:
         if not available():
             raise ModelError("engine vllm: vLLM is not installed; install interlingua[vllm], or choose --engine native")
         self._model = model
         self._options = options
+        self._vocabulary = vocabulary
+        self._guides: Guides | None = None
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
         self._adapters: dict[str, Adapter] = {}
@@ -132,7 +137,6 @@ class VllmEngine:
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._stopping = False
-        self._running: set[asyncio.Task[object]] = set()
 
     @property
     def info(self) -> EngineInfo:
@@ -176,13 +180,20 @@ class VllmEngine:
             max_context=int(model.max_model_len),
             dtype=str(model.dtype).removeprefix("torch."),
             device=device,
+            unsupported=frozenset() if self._can_guide(int(model.get_vocab_size())) else frozenset({"grammar"}),
             description=f"vLLM on {devices} × {device}, {str(model.dtype).removeprefix('torch.')}",
         )
 
+    def _can_guide(self, vocab_size: int) -> bool:
+        if not Guides.fits(self._vocabulary, vocab_size):
+            return False
+        self._guides = Guides(self._vocabulary, vocab_size, lambda: None)
+        return True
+
     async def stop(self) -> None:
         self._stopping = True
-        for task in list(self._running):
-            task.cancel()
+        if self._guides is not None:
+            self._guides.close()
         if self._llm is not None:
             llm, self._llm = self._llm, None
             await asyncio.to_thread(llm.shutdown)
@@ -192,9 +203,7 @@ class VllmEngine:
 
         if not self._options.max_loras or self._llm is None:
             raise ModelError("adapters: engine vllm takes them when it was started with --vllm-arg max-loras=N")
-        config = read_config(Path(path))
-        if config.highest_rank > self._options.max_lora_rank:
-            raise ModelError(f"adapter {name}: its rank {config.highest_rank} is over {self._options.max_lora_rank}")
+        config = read_config(Path(path), self._options.max_lora_rank)
         self._loads += 1
         version = self._loads
         try:
@@ -231,13 +240,17 @@ class VllmEngine:
         if llm is None or self._stopping:
             yield FailedEvent(UnavailableError("the engine does not take requests any more"))
             return
+        guide: Guide | None = None
         try:
             lora = self._lora(request)
+            if request.grammar is not None:
+                assert self._guides is not None, "the service refuses grammars where they are unsupported"
+                guide = await self._guides.make(request.grammar)
         except ValidationError as error:
             yield FailedEvent(error)
             return
         self._prompt_tokens += len(request.prompt_ids)
-        story = _Story(request)
+        story = _Story(request, guide)
         outputs = llm.generate(
             {"prompt_token_ids": list(request.prompt_ids)},
             self._sampling(request),
@@ -286,6 +299,8 @@ class VllmEngine:
         words += ["--enable-prefix-caching" if options.prefix_cache else "--no-enable-prefix-caching"]
         if options.max_seq_len is not None:
             words += ["--max-model-len", str(options.max_seq_len)]
+        if options.kv_memory is not None:
+            words += ["--kv-cache-memory-bytes", str(options.kv_memory)]
         if options.max_batch_tokens is not None:
             words += ["--max-num-batched-tokens", str(options.max_batch_tokens)]
         if options.max_loras:
@@ -338,9 +353,9 @@ class VllmEngine:
             return None
         from vllm.lora.request import LoRARequest
 
-        adapter = self._adapters.get(request.adapter)
-        if adapter is None:
-            raise ValidationError("adapter_id", f"names no loaded adapter: {request.adapter!r}")
+        adapter = request.adapter
+        if self._adapters.get(adapter.name) != adapter:
+            raise ValidationError("adapter_id", f"names an adapter that is no longer loaded: {adapter.name!r}")
         return LoRARequest(adapter.name, adapter.version, adapter.path)
 
     def _logger(self) -> Any:
@@ -379,8 +394,9 @@ class VllmEngine:
 class _Story:
     """Tells vLLM's outputs of one request as engine events."""
 
-    def __init__(self, request: PreparedRequest) -> None:
+    def __init__(self, request: PreparedRequest, guide: Guide | None) -> None:
         self.ended = False
+        self._guide = guide  # the workers' twin: they cannot say that a grammar has failed
         self._request = request
         self._made = 0
         self._announced = False
@@ -394,6 +410,10 @@ class _Story:
             events.append(self._started(output, now))
         for index, token in enumerate(completion.token_ids):
             self._made += 1
+            if self._guide is not None and not self._guide.takes(token):
+                self.ended = True
+                events.append(FailedEvent(GenerationError("its grammar cannot be followed")))
+                return events
             row = completion.logprobs[index]
             reason: FinishReason | None = None
             if self._made >= self._request.max_new_tokens:

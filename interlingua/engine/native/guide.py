@@ -95,6 +95,10 @@ class Guide:
             self.failed = self._reason()
         self.cost = time.perf_counter() - start
 
+    def takes(self, token: int) -> bool:
+        """Takes a token without computing what may follow. False = the grammar has no such token here."""
+        return bool(self._matcher.consume_token(token))
+
     def compute(self) -> None:
         """Computes the mask of this place, or sets `failed`."""
         bits = self.allowed[:-1]
@@ -146,7 +150,7 @@ class Guides:
         """A guide at the grammar's beginning, its mask ready. Raises ValidationError for what cannot be followed."""
         future = self._compiled.get(grammar)
         if future is None:
-            future = self._compiled[grammar] = self._compiling.submit(self._compile, grammar)
+            future = self._compiled[grammar] = self._compiling.submit(self.compile, grammar)
             if len(self._compiled) > CACHED:
                 self._compiled.popitem(last=False)
         else:
@@ -191,7 +195,8 @@ class Guides:
             if guide.missed:
                 self._notify()
 
-    def _compile(self, grammar: Grammar) -> Guide:
+    def compile(self, grammar: Grammar) -> Guide:
+        """What `make` copies, uncached and in the caller's thread. Raises ValidationError."""
         source = guidance_source(grammar)
         from llguidance import LLMatcher
 
