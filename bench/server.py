@@ -111,7 +111,7 @@ def running(
             raise RuntimeError(f"the server did not start: {''.join(errors)}")
         ready_s = time.monotonic() - begun
         resident = resident_of(process.pid)
-        weights, pool = (int(ready[name]) * 1_000_000 for name in ("weights", "pool"))
+        weights, pool = (int(ready[name] or 0) * 1_000_000 for name in ("weights", "pool"))
         yield Server(process, ready["model"], ready["url"], ready_s, resident, weights, pool, errors)
     finally:
         impatience.cancel()

@@ -48,16 +48,30 @@ def half_split(rows: F32, heads: int) -> F32:
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write(folder: Path, model: str) -> None:
+def write(folder: Path, model: str, kv_heads: int | None = None) -> None:
+    """Writes the folder.
+
+    `kv_heads` over the model's own adds heads of zeros, which change no answer: workers that share a model want heads
+    in numbers that they can divide.
+    """
     files = resolve(model)
     checkpoint = open_checkpoint(files)
     assert files.gguf is not None, "the model is no GGUF"
     config = config_from_gguf(files.gguf.metadata, checkpoint)
     tensors: dict[str, U16] = {}
+    kv_heads = max(kv_heads or 0, config.kv_heads)
+    heads = kv_heads * (config.heads // config.kv_heads)
+    widths = {name: count * config.head_dim for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))}
 
-    def copy(source: str, target: str, heads: int = 0) -> None:
+    def copy(source: str, target: str, name: str = "") -> None:
         values = widen(checkpoint.get(source + ".weight"))
-        tensors[target + ".weight"] = bf16(half_split(values, heads) if heads else values)
+        if name in ("q", "k"):
+            values = half_split(values, config.heads if name == "q" else config.kv_heads)
+        if name in widths:
+            values = np.pad(values, ((0, widths[name] - values.shape[0]), (0, 0)))
+        elif name == "o":
+            values = np.pad(values, ((0, 0), (0, widths["q"] - values.shape[1])))
+        tensors[target + ".weight"] = bf16(values)
 
     copy(GGUF.embedding, SAFETENSORS.embedding)
     copy(GGUF.final_norm, SAFETENSORS.final_norm)
@@ -66,8 +80,7 @@ def write(folder: Path, model: str) -> None:
         copy(GGUF.head, SAFETENSORS.head)
     for layer in range(config.layers):
         for name in _PER_LAYER:
-            heads = {"q": config.heads, "k": config.kv_heads}.get(name, 0)
-            copy(getattr(GGUF, name).format(layer), getattr(SAFETENSORS, name).format(layer), heads)
+            copy(getattr(GGUF, name).format(layer), getattr(SAFETENSORS, name).format(layer), name)
     tokenizer = Tokenizer.load(files)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / "model.safetensors", tensors)
@@ -79,8 +92,8 @@ def write(folder: Path, model: str) -> None:
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
         "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab,
         "max_position_embeddings": config.context,
@@ -108,8 +121,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct")
+    parser.add_argument("--kv-heads", type=int, help="add heads of zeros up to so many")
     arguments = parser.parse_args()
-    write(arguments.folder, arguments.model)
+    write(arguments.folder, arguments.model, arguments.kv_heads)
 
 
 if __name__ == "__main__":

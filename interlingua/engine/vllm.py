@@ -137,6 +137,7 @@ class VllmEngine:
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._stopping = False
+        self._failure: BaseException | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -146,7 +147,9 @@ class VllmEngine:
     @property
     def failure(self) -> BaseException | None:
         llm = self._llm
-        return llm.dead_error if llm is not None and llm.errored and not self._stopping else None
+        if self._failure is None and llm is not None and llm.errored and not self._stopping:
+            self._failure = llm.dead_error
+        return self._failure
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -165,8 +168,8 @@ class VllmEngine:
         except ModelError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ModelError(f"engine vllm: {reason[0]}") from error
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(f"engine vllm: {reason[:500]}") from error
         config = self._llm.vllm_config
         model = config.model_config
         self._blocks = int(config.cache_config.num_gpu_blocks or 0)
@@ -191,6 +194,7 @@ class VllmEngine:
         return True
 
     async def stop(self) -> None:
+        _ = self.failure  # what vLLM died of is known no more once it is shut down
         self._stopping = True
         if self._guides is not None:
             self._guides.close()

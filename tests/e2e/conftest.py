@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,6 @@ from server import Server, running  # noqa: E402 - found on the path above
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """With the flags that nobody gave."""
-    with running() as started:
+    """With the flags that nobody gave, or those of INTERLINGUA_TEST_FLAGS: another engine passes the same tests."""
+    with running(shlex.split(os.environ.get("INTERLINGUA_TEST_FLAGS", "")), seconds=400) as started:
         yield started

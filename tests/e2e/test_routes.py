@@ -44,6 +44,7 @@ async def test_greedy_texts_agree(server: Server, prompt: str) -> None:
     assert all(1 <= seed < 2**53 for seed in seeds)  # drawn, and of no effect
 
 
+@pytest.mark.bit_exact
 async def test_same_seed_same_answer(server: Server) -> None:
     sampling = {"do_sample": True, "temperature": 1.2, "top_k": 50, "top_p": 0.97, "typical_p": 0.9}
     texts = set()
@@ -54,6 +55,7 @@ async def test_same_seed_same_answer(server: Server) -> None:
     assert len(texts) == 2
 
 
+@pytest.mark.bit_exact
 @pytest.mark.parametrize("route", TGI_ROUTES, ids=lambda route: route.name)
 async def test_a_drawn_seed_replays_the_answer(server: Server, route: Route) -> None:
     sampling = {"do_sample": True, "temperature": 1.5, "top_k": 1000, "top_p": 0.99, "max_new_tokens": 12}
@@ -78,6 +80,7 @@ async def test_ignore_eos(server: Server) -> None:
     assert last.finish_reason == "length" and last.ids == short.ids
 
 
+@pytest.mark.bit_exact
 async def test_logprobs_of_tokens_and_of_the_prompt(server: Server) -> None:
     """The logprob that a token got when it was chosen is the one that it has as a part of a prompt, to the bit."""
     prompt = "The capital of France is"
