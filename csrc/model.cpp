@@ -615,9 +615,9 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
         output.ids[at] = kDropped;
         return;
       }
-      SamplerState& state = *samplers_.at(slot);
       const uint64_t position = uint64_t(input.positions[input.logit_index[at]]) + 1;  // of the new token
       try {
+        SamplerState& state = *samplers_.at(slot);
         const Choice choice = choose_token(*kernels_, row, vocab, padded, state, allowed, position, sampling_[size_t(thread)],
                                            green_lists_);
         output.ids[at] = choice.id;

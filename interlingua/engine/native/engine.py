@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -45,6 +46,8 @@ from interlingua.engine.native.scheduler import Chunk, Scheduler
 from interlingua.engine.native.sequence import Sequence
 from interlingua.engine.native.weights import Quantize
 from interlingua.hub.files import ModelFiles
+
+_log = logging.getLogger(__name__)
 
 Numerics = Literal["int8", "int16"]
 
@@ -434,54 +437,66 @@ class NativeEngine:
         row = 0
         for chunk, scored, choices in zip(batch.chunks, batch.scored, batch.choices, strict=True):
             sequence = chunk.sequence
+            rows = slice(row, row + scored + choices)
+            row = rows.stop
+            try:
+                told, stands = self._tell(chunk, scored, ids[rows], logprobs[rows], now)
+            except Exception:  # the request's own state is broken: it ends alone
+                _log.exception("request %s failed in the engine", sequence.request.request_id)
+                told, stands = [FailedEvent(GenerationError(_problem([FAILED])))], 0
             stream = self._streams[sequence]
-            problem = _problem(ids[row : row + scored + choices])
-            if problem:
-                events.append((stream, FailedEvent(GenerationError(problem))))
+            events += [(stream, event) for event in told]
+            computed.append((chunk, stands))
+            if told and isinstance(told[-1], FinishedEvent | FailedEvent):
                 finished.append(sequence)
-                computed.append((chunk, 0))
-                row += scored + choices
-                continue
-            sequence.prompt_logprobs += logprobs[row : row + scored]
-            row += scored
-            if not choices:
-                computed.append((chunk, chunk.count))
-                continue
-            guide = sequence.guide
-            if guide is not None and ids[row] == LATE:
-                guide.missed = True
-                computed.append((chunk, chunk.count - 1))  # for the same logits, to the bit, once the mask is there
-                row += choices
-                continue
-            if not sequence.announced:
-                sequence.announced = True
-                prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
-                events.append((stream, StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt)))
-            before = len(sequence.ids)
-            for at in range(row, row + choices):
-                token = ids[at]
-                if token < 0:
-                    break
-                top = tuple(self._model.top_tokens(sequence.slot)) if sequence.request.top_n_tokens else ()
-                sequence.ids.append(token)
-                reason = _finish_reason(sequence, token)
-                events.append((stream, TokenEvent(token, logprobs[at], now, top, reason)))
-                if reason is not None:
-                    events.append((stream, FinishedEvent(reason, sequence.generated)))
-                    finished.append(sequence)
-                    break
-                if guide is not None:
-                    guide.expect()
-                    guided.append((guide, token))
-            row += choices
-            accepted = len(sequence.ids) - before - 1
-            self._generated_tokens += accepted + 1
-            if chunk.drafts and sequence.drafter is not None:
-                sequence.drafter.learn(len(chunk.drafts), accepted)
-                self._drafted_tokens += len(chunk.drafts)
-                self._accepted_tokens += accepted
-            computed.append((chunk, chunk.count + accepted))
+            elif told and sequence.guide is not None:
+                guided.append((sequence.guide, sequence.ids[-1]))
         return events, computed, finished, guided
+
+    def _tell(
+        self, chunk: Chunk, scored: int, ids: list[int], logprobs: list[float], now: float
+    ) -> tuple[list[EngineEvent], int]:
+        """The events of one sequence in a step, and how many of its chunk's tokens stand.
+
+        Args:
+            scored: the first rows of `ids` and `logprobs` are prompt tokens; then come its choices, if it makes any.
+        """
+        sequence = chunk.sequence
+        problem = _problem(ids)
+        if problem:
+            return [FailedEvent(GenerationError(problem))], 0
+        sequence.prompt_logprobs += logprobs[:scored]
+        if len(ids) == scored:
+            return [], chunk.count
+        guide = sequence.guide
+        if guide is not None and ids[scored] == LATE:
+            guide.missed = True
+            return [], chunk.count - 1  # for the same logits, to the bit, once the mask is there
+        events: list[EngineEvent] = []
+        if not sequence.announced:
+            sequence.announced = True
+            prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
+            events.append(StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt))
+        accepted = -1
+        for token, logprob in zip(ids[scored:], logprobs[scored:], strict=True):
+            if token < 0:
+                break
+            top = tuple(self._model.top_tokens(sequence.slot)) if sequence.request.top_n_tokens else ()
+            sequence.ids.append(token)
+            accepted += 1
+            reason = _finish_reason(sequence, token)
+            events.append(TokenEvent(token, logprob, now, top, reason))
+            if reason is not None:
+                events.append(FinishedEvent(reason, sequence.generated))
+                break
+            if guide is not None:
+                guide.expect()
+        self._generated_tokens += accepted + 1
+        if chunk.drafts and sequence.drafter is not None:
+            sequence.drafter.learn(len(chunk.drafts), accepted)
+            self._drafted_tokens += len(chunk.drafts)
+            self._accepted_tokens += accepted
+        return events, chunk.count + accepted
 
     def _drop(self, scheduler: Scheduler, sequence: Sequence) -> None:
         """The one exit: blocks, sampler state and place in the queue are free afterwards."""

@@ -14,12 +14,15 @@ the next in line takes over what it knew of the prompt.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from interlingua.engine.native.blocks import BlockPool, block_keys
 from interlingua.engine.native.sequence import Sequence
+
+_log = logging.getLogger(__name__)
 
 AGING_SECONDS = 10.0
 
@@ -165,7 +168,7 @@ class Scheduler:
             sequence = chunk.sequence
             room = min(-(-left // (len(chunks) - number)), sequence.left - 1)
             if sequence.drafter is not None and chunk.count == 1 and chunk.completes and room > 0:
-                drafts = tuple(sequence.drafter.propose(sequence.ids, room))
+                drafts = _proposed(sequence, room)
                 if drafts and self._grow(sequence, len(sequence.ids) + len(drafts)):
                     chunk = Chunk(sequence, 1, drafts)
                     left -= len(drafts)
@@ -294,6 +297,16 @@ class Scheduler:
     @staticmethod
     def _standing(sequence: Sequence) -> tuple[int, int]:
         return (sequence.request.priority, sequence.number)
+
+
+def _proposed(sequence: Sequence, room: int) -> tuple[int, ...]:
+    assert sequence.drafter is not None
+    try:
+        return tuple(sequence.drafter.propose(sequence.ids, room))
+    except Exception:  # guesses change nothing but the time: the request goes on without
+        _log.exception("request %s: drafting failed and is off for it", sequence.request.request_id)
+        sequence.drafter = None
+        return ()
 
 
 def _rows_beside(decodes: int) -> int:
