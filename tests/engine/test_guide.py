@@ -228,13 +228,13 @@ async def test_leaving_while_the_mask_is_late(tiny: ModelFiles, gate: Gate) -> N
 
 async def test_one_compile_for_all_and_none_for_the_broken(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Grammar] = []
-    compile_one = Guides._compile
+    compile_one = Guides.compile
 
     def counted(self: Guides, grammar: Grammar) -> Guide:
         compiled.append(grammar)
         return compile_one(self, grammar)
 
-    monkeypatch.setattr(Guides, "_compile", counted)
+    monkeypatch.setattr(Guides, "compile", counted)
     good, bad = guided(make_request(1, 9, 30), "regex", REGEX), guided(make_request(2, 9, 30), "regex", "(")
     async with run(tiny) as engine:
         answers = await asyncio.gather(*(collect(engine, r) for r in [good] * 8 + [bad] * 4))
@@ -256,13 +256,13 @@ async def test_leaving_and_running_out_of_time_while_compiling(
     tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = threading.Event()
-    compile_one = Guides._compile
+    compile_one = Guides.compile
 
     def held(self: Guides, grammar: Grammar) -> Guide:
         assert opened.wait(60)
         return compile_one(self, grammar)
 
-    monkeypatch.setattr(Guides, "_compile", held)
+    monkeypatch.setattr(Guides, "compile", held)
     request = guided(make_request(1, 9, 30), "regex", REGEX)
     async with run(tiny) as engine:
         leaving = asyncio.create_task(collect(engine, request))
