@@ -407,6 +407,7 @@ void Model::op_logits(int in, int norm, float eps, int weight, int32_t vocab) {
   Op op{OpKind::kLogits};
   op.a = in, op.b = norm, op.c = weight, op.d = vocab, op.f = eps;
   vocab_ = vocab;
+  green_lists_.emplace(vocab);
   ops_.push_back(op);
 }
 
@@ -619,7 +620,7 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
       try {
         SamplerState& state = *samplers_.at(slot);
         const Choice choice = choose_token(*kernels_, row, vocab, padded, state, allowed, position, sampling_[size_t(thread)],
-                                           green_lists_);
+                                           *green_lists_);
         output.ids[at] = choice.id;
         output.logprobs[at] = choice.logprob;
         if (choice.id >= 0) state.append(choice.id);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -153,7 +154,7 @@ class Model {
   int32_t heads_per_kv_ = 0;  // the same in all layers
   std::map<int, std::unique_ptr<SamplerState>> samplers_;
   int next_slot_ = 0;
-  GreenLists green_lists_;
+  std::optional<GreenLists> green_lists_;
   std::vector<Buffer> scratch_;           // one per thread
   std::vector<SamplerScratch> sampling_;  // one per thread
   Buffer logits_;

@@ -183,7 +183,7 @@ struct Candidates {
 void change_logits(float* logits, int32_t vocab, const SamplerState& state, GreenLists& lists) {
   const SamplingParams& params = state.params;
   if (params.watermark_gamma > 0.0)
-    add_to_green(logits, *lists.get(state.last, vocab, params.watermark_gamma), params.watermark_delta);
+    add_to_green(logits, *lists.get(state.last, params.watermark_gamma), params.watermark_delta);
   const auto score = [&](int32_t id) -> float& {
     if (id < 0 || id >= vocab) throw std::out_of_range("sampler: no such id");
     return logits[id];

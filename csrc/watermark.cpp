@@ -38,8 +38,8 @@ void add_to_green(float* logits, const GreenMask& mask, float delta) {
   }
 }
 
-std::shared_ptr<const GreenMask> GreenLists::get(int32_t last_id, int32_t vocab, double gamma) {
-  const uint64_t key = uint64_t(uint32_t(green_count(vocab, gamma))) << 32 | uint32_t(last_id);
+std::shared_ptr<const GreenMask> GreenLists::get(int32_t last_id, double gamma) {
+  const uint64_t key = uint64_t(uint32_t(green_count(vocab_, gamma))) << 32 | uint32_t(last_id);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (const auto found = index_.find(key); found != index_.end()) {
@@ -47,7 +47,7 @@ std::shared_ptr<const GreenMask> GreenLists::get(int32_t last_id, int32_t vocab,
       return found->second->mask;
     }
   }
-  auto mask = std::make_shared<const GreenMask>(green_mask(last_id, vocab, gamma));
+  auto mask = std::make_shared<const GreenMask>(green_mask(last_id, vocab_, gamma));
   std::lock_guard<std::mutex> lock(mutex_);
   if (index_.count(key)) return mask;
   entries_.push_front({key, mask});

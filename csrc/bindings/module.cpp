@@ -98,7 +98,8 @@ struct LoneRow {
         vocab(int32_t(size)),
         padded((vocab + kLanes - 1) / kLanes * kLanes),
         row(static_cast<size_t>(padded)),
-        state(params, prompt.data(), prompt.shape(0)) {
+        state(params, prompt.data(), prompt.shape(0)),
+        lists(vocab) {
     for (size_t i = 0; i < output.shape(0); i++) state.append(output.data()[i]);
   }
   float* fill(const Vector<const float>& logits) {
@@ -138,12 +139,17 @@ nb::ndarray<nb::numpy, double, nb::ndim<1>> distribution(const std::string& isa,
   return out;
 }
 
-nb::ndarray<nb::numpy, bool, nb::ndim<1>> green_list(int32_t last_id, int32_t vocab, double gamma) {
-  expect(last_id >= 0 && vocab > 0 && gamma > 0.0 && gamma < 1.0, "green_list: last_id >= 0, vocab > 0, 0 < gamma < 1");
-  const GreenMask mask = green_mask(last_id, vocab, gamma);
-  auto out = own(size_t(vocab), new bool[size_t(vocab)]);
-  for (int32_t i = 0; i < vocab; i++) out.data()[i] = mask[size_t(i) / 8] >> i % 8 & 1;
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+Bytes bytes_of(const GreenMask& mask) {
+  auto out = own(mask.size(), new uint8_t[mask.size()]);
+  std::copy(mask.begin(), mask.end(), out.data());
   return out;
+}
+
+Bytes green_list(int32_t last_id, int32_t vocab, double gamma) {
+  expect(last_id >= 0 && vocab > 0 && gamma > 0.0 && gamma < 1.0, "green_list: last_id >= 0, vocab > 0, 0 < gamma < 1");
+  return bytes_of(green_mask(last_id, vocab, gamma));
 }
 
 std::vector<std::string> kernel_names() {
@@ -212,7 +218,21 @@ NB_MODULE(_native, m) {
   m.def("distribution", distribution, "isa"_a, "logits"_a, "prompt"_a, "output"_a, "params"_a,
         "Probabilities [vocab] that `choose` draws from; 0 where an id was filtered out.");
   m.def("green_list", green_list, "last_id"_a, "vocab"_a, "gamma"_a,
-        "Which ids [vocab] the watermark favours after `last_id`.");
+        "Which ids the watermark favours after `last_id`: bit id % 8 of byte id // 8.");
+  nb::class_<GreenLists>(m, "GreenLists")
+      .def(nb::init<int32_t, size_t>(), "vocab"_a, "capacity_bytes"_a)
+      .def(
+          "get",
+          [](GreenLists& lists, int32_t last_id, double gamma) {
+            std::shared_ptr<const GreenMask> mask;
+            {
+              nb::gil_scoped_release release;
+              mask = lists.get(last_id, gamma);
+            }
+            return bytes_of(*mask);
+          },
+          "last_id"_a, "gamma"_a)
+      .def_prop_ro("bytes", &GreenLists::bytes);
 
   nb::class_<LoraAdapter>(m, "LoraAdapter")
       .def(nb::init<>())

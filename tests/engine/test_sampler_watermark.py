@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from watermarked import EACH, TOKENS, answers
 
 from interlingua.contract.events import TokenEvent
 from interlingua.contract.request import PreparedRequest, SamplingParams, Watermark
+from interlingua.engine.native._native import GreenLists, distribution, green_list, kernel_names
 from interlingua.engine.native._native import SamplingParams as NativeSampling
-from interlingua.engine.native._native import distribution, green_list, kernel_names
 from interlingua.engine.native.watermark import detect
 from interlingua.hub.files import ModelFiles, from_folder
 
@@ -30,9 +31,9 @@ def test_green_lists_are_torchs() -> None:
     cases = [(vocab, gamma, token) for vocab, gamma, ids in json.loads(str(GOLDEN["lists"])) for token in ids]
     assert len(cases) == len(GOLDEN["digests"])
     for (vocab, gamma, token), digest, count in zip(cases, GOLDEN["digests"], GOLDEN["green"], strict=True):
-        mask = green_list(token, vocab, gamma)
+        mask = np.unpackbits(green_list(token, vocab, gamma), count=vocab, bitorder="little")
         assert mask.sum() == count == int(vocab * gamma)
-        assert hashlib.sha256(mask.astype(np.uint8).tobytes()).hexdigest() == digest, (vocab, gamma, token)
+        assert hashlib.sha256(mask.tobytes()).hexdigest() == digest, (vocab, gamma, token)
 
 
 @pytest.mark.parametrize("vocab", [64, 75, 49152])
@@ -42,10 +43,28 @@ def test_the_bias_goes_to_the_green_list_of_the_last_token(vocab: int, tier: str
     params = NativeSampling(do_sample=True, watermark_gamma=0.3, watermark_delta=1.5)
     prompt = np.array([5, 9], np.int32)
     for output, last in (([], 9), ([4, 17], 17)):
-        biased = logits.astype(np.float64) + 1.5 * green_list(last, vocab, 0.3)
+        green = np.unpackbits(green_list(last, vocab, 0.3), count=vocab, bitorder="little")
+        biased = logits.astype(np.float64) + 1.5 * green
         expected = np.exp(biased - biased.max())
         got = distribution(tier, logits, prompt, np.array(output, np.int32), params)
         np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-5, atol=1e-12)
+
+
+def test_kept_masks_are_those_made_anew_and_stay_within_their_room() -> None:
+    """Six masks fit; eight threads ask for thirty, in orders of their own, with two shares."""
+    vocab, room = 4099, 6 * 513
+    lists = GreenLists(vocab, room)
+
+    def ask(thread: int) -> None:
+        for i in range(300):
+            token, gamma = (i * 7 + thread * 11) % 30, (0.25, 0.5)[i % 2]
+            assert (lists.get(token, gamma) == green_list(token, vocab, gamma)).all()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+    assert 513 <= lists.bytes <= room
+    small = GreenLists(vocab, 1)
+    assert (small.get(3, 0.5) == green_list(3, vocab, 0.5)).all() and small.bytes == 513
 
 
 def test_detector_counts_as_transformers_does() -> None:

@@ -85,8 +85,18 @@ def distribution(isa: str, logits: Annotated[NDArray[numpy.float32], dict(shape=
     Probabilities [vocab] that `choose` draws from; 0 where an id was filtered out.
     """
 
-def green_list(last_id: int, vocab: int, gamma: float) -> Annotated[NDArray[numpy.bool_], dict(shape=(None,))]:
-    """Which ids [vocab] the watermark favours after `last_id`."""
+def green_list(last_id: int, vocab: int, gamma: float) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+    """
+    Which ids the watermark favours after `last_id`: bit id % 8 of byte id // 8.
+    """
+
+class GreenLists:
+    def __init__(self, vocab: int, capacity_bytes: int) -> None: ...
+
+    def get(self, last_id: int, gamma: float) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]: ...
+
+    @property
+    def bytes(self) -> int: ...
 
 class LoraAdapter:
     def __init__(self) -> None: ...
