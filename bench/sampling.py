@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/sampling.py [--rows 32] [--tokens 200] [--rounds 3] [MODEL]
 
-Each row has its own prompt, and in each round its own seed; prefill included. Parameters take turns, so that a busy machine slows all of them;
-prints one JSON line for each with the best of its rounds.
+Each row has its own prompt, and in each round its own seed; prefill included. Parameters take turns, so that a busy
+machine slows all of them; prints one JSON line for each with the best of its rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS: dict[str, SamplingParams] = {
 }
 
 
-async def run(engine: NativeEngine, sampling: SamplingParams, rows: int, tokens: int, round: int) -> float:
+async def run(engine: NativeEngine, sampling: SamplingParams, rows: int, tokens: int, turn: int) -> float:
     """Tokens per second."""
 
     async def one(row: int) -> None:
@@ -40,7 +40,7 @@ async def run(engine: NativeEngine, sampling: SamplingParams, rows: int, tokens:
             request_id=str(row),
             prompt_ids=tuple(3 + (row * 977 + i * 31) % 20_000 for i in range(64)),
             max_new_tokens=tokens,
-            sampling=replace(sampling, seed=round * rows + row),
+            sampling=replace(sampling, seed=turn * rows + row),
             stop_token_ids=frozenset(),
         )
         async for event in engine.generate(request):
@@ -57,9 +57,9 @@ async def measure(args: argparse.Namespace) -> None:
     await engine.start()
     chosen = {name: kind for name, kind in KINDS.items() if not args.only or name in ("plain", *args.only)}
     best = dict.fromkeys(chosen, 0.0)
-    for round in range(args.rounds):
+    for turn in range(args.rounds):
         for name, sampling in chosen.items():
-            best[name] = max(best[name], await run(engine, sampling, args.rows, args.tokens, round))
+            best[name] = max(best[name], await run(engine, sampling, args.rows, args.tokens, turn))
     for name, rate in best.items():
         row = {"parameter": name, "tokens_per_s": round(rate), "of_plain_%": round(100 * rate / best["plain"], 1)}
         print(json.dumps(row), flush=True)
