@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_adapters import ATTENTION, adapter_weights, demo_shapes, write_adapter
 
 from interlingua.cli import parser, reference
 from interlingua.cli.options import BY_NAME, OPTIONS
@@ -51,9 +52,10 @@ DECODING_EXAMPLES = [command for block in blocks(DECODING) for command in comman
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The URL of a real server of the demo model, started as `./scripts/serve` starts it."""
-    environ = {**os.environ, "INTERLINGUA_PORT": "0"}
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real server of the demo model, started as `./scripts/serve` starts it, with one adapter."""
+    poet = write_adapter(tmp_path_factory.mktemp("poet"), adapter_weights(demo_shapes(ATTENTION)))
+    environ = {**os.environ, "INTERLINGUA_PORT": "0", "INTERLINGUA_LORA_ADAPTERS": f"poet={poet}"}
     process = subprocess.Popen(
         [sys.executable, "-m", "interlingua.cli.main", "serve"],
         env=environ,
@@ -119,7 +121,7 @@ def test_every_parameter_of_tgi_has_a_paragraph_and_a_call() -> None:
 
     given = {name for command in DECODING_EXAMPLES for name in (request_of(command)[1] or {})["parameters"]}
     headings = set(re.findall(r"^### (\w+)$", DECODING, re.MULTILINE))
-    for name in set(PARAMETERS.names) - {"grammar", "adapter_id"}:
+    for name in set(PARAMETERS.names) - {"grammar"}:
         assert name in given and name in headings, name
 
 

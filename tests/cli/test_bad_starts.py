@@ -96,3 +96,14 @@ def test_tier_of_kernels_that_there_is_not(model: Path) -> None:
 
     for tier in {"scalar", "avx2", "avx512", "amx"} - set(kernel_names()):
         assert tier in line_of(model, "--isa", tier)
+
+
+def test_adapters_that_cannot_be_loaded(model: Path, tmp_path: Path) -> None:
+    line = line_of(model, "--lora-adapters", f"one={tmp_path}/none")
+    assert f"{tmp_path}/none: is no PEFT adapter" in line
+    (tmp_path / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 65, "lora_alpha": 1, "target_modules": "x"}'
+    )
+    assert "`r` must be at most 64 (--max-lora-rank), got 65" in line_of(model, "--lora-adapters", f"one={tmp_path}")
+    assert "cannot have the served model's name 'tiny'" in line_of(model, "--lora-adapters", f"tiny={tmp_path}")
+    assert "must be names and folders as in NAME=FOLDER" in line_of(model, "--lora-adapters", "../one=x")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from native_runner import F32, Runner, load, load_folder
-from tiny_adapters import ALL, ATTENTION, adapter_weights, module_shapes, write_adapter
+from native_runner import F32, Runner, load, load_folder, log_softmax
+from tiny_adapters import ALL, ATTENTION, CASES, adapter_weights, module_shapes, write_adapter, write_case
 from tiny_models import tiny_prompt, tiny_weights, write_safetensors, write_tiny_model
 
 from interlingua.contract.errors import GenerationError, ModelError, ValidationError
@@ -23,9 +22,11 @@ from interlingua.engine.native._native import LoraAdapter, kernel_names
 from interlingua.engine.native.engine import NativeEngine, NativeOptions
 from interlingua.engine.native.load import LoadedModel
 from interlingua.engine.native.lora import read_adapter
+from interlingua.engine.peft import read_config
 from interlingua.hub.files import ModelFiles, from_folder
 
 MAX_RANK = 64
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
 def adapter_of(loaded: LoadedModel, folder: Path) -> LoraAdapter:
@@ -66,44 +67,30 @@ def test_equals_merged_weights(tmp_path: Path, variant: str, targets: tuple[str,
     assert error < 0.15 * change, (error, change)
 
 
-def test_rank_alpha_patterns_and_rslora(tmp_path: Path) -> None:
-    """Ranks and scales by pattern, as PEFT resolves them: the first pattern that ends a module's name."""
-    loaded = load_folder(write_tiny_model("gqa_tied", tmp_path / "base"), quantize="none")
-    shapes = module_shapes(loaded.config)
-    ranks = {"self_attn.q_proj": 40, "k_proj": 3, r"layers\.1\.mlp\.(gate|up)_proj": 17}
-    alphas = {"q_proj": 20.0, r"layers\.0\.mlp\..*": 5}
-
-    def rank_of(module: str) -> int:
-        if module.endswith("q_proj"):
-            return 40
-        if module.endswith("k_proj"):
-            return 3
-        return 17 if "layers.1.mlp" in module and not module.endswith("down_proj") else 8
-
-    def alpha_of(module: str) -> float:
-        return 20.0 if module.endswith("q_proj") else 5.0 if "layers.0.mlp" in module else 16.0
-
-    weights = adapter_weights(shapes, rank=rank_of, strength=0.1)
-    ids = tiny_prompt("gqa_tied").tolist()
-    for rslora in (False, True):
-        folder = write_adapter(
-            tmp_path / f"adapter-{rslora}",
-            weights,
-            r=8,
-            lora_alpha=16,
-            rank_pattern=ranks,
-            alpha_pattern=alphas,
-            use_rslora=rslora,
-            target_modules=r".*\.(q|k|v|o|gate|up|down)_proj",
+@pytest.mark.parametrize("name", CASES)
+def test_as_peft_does_it(tmp_path: Path, name: str) -> None:
+    """Modules, ranks, scales and logits are PEFT's (scripts/golden/make_adapters.py)."""
+    golden = np.load(GOLDEN / "adapters.npz")
+    variant, folder = CASES[name].variant, write_case(name, tmp_path / "adapter")
+    loaded = load_folder(write_tiny_model(variant, tmp_path / "base"), quantize="none")
+    config = read_config(folder, MAX_RANK)
+    known = [part.module for linear in loaded.adaptable for part in linear.parts]
+    theirs = {
+        module: (rank, scale)
+        for module, rank, scale in zip(
+            *(golden[f"{name}.{key}"].tolist() for key in ("modules", "ranks", "scales")), strict=True
         )
-        deltas = {}
-        for module, (a, b) in weights.items():
-            rank = rank_of(module)
-            deltas[module] = np.float32(alpha_of(module) / (rank**0.5 if rslora else rank)) * (b @ a)
-        merged = merged_logits(tmp_path, "gqa_tied", deltas)
-        error = rms(Runner(loaded).sequence(ids, adapter=adapter_of(loaded, folder)) - merged)
-        assert error < 0.02 * rms(merged), error
-        shutil.rmtree(tmp_path / "merged")
+    }
+    ours = {module: (config.rank_of(module), config.scale_of(module)) for module in known if config.changes(module)}
+    assert ours == theirs
+    ids = tiny_prompt(variant).tolist()
+    expected = log_softmax(golden[f"{name}.logits"])
+    got, base = (
+        log_softmax(Runner(loaded).sequence(ids, adapter=adapter)) for adapter in (adapter_of(loaded, folder), None)
+    )
+    kl, change = ((np.exp(expected) * (expected - other)).sum(1).mean() for other in (got, base))
+    print(f"{name}: mean KL {kl:.1e}, of the base model {change:.1e}")
+    assert kl <= 3e-4 and change > 20 * kl
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
