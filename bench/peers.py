@@ -92,12 +92,12 @@ def llama_cpp(streams: int) -> Iterator[Peer]:
         for link, target in json.loads(links.read_text()).items():
             if not (binaries / link).exists():
                 (binaries / link).symlink_to(target)
-    port = _free_port()
+    port = free_port()
     flags = ["-t", str(os.cpu_count()), "--no-repack", "--parallel", str(streams), "-c", str(512 * streams)]
     command = [binaries / "llama-server", "-m", gguf(), *flags, "--port", str(port), "--host", "127.0.0.1"]
     # Its repacked kernels crash where AMX is not asked of the kernel, so they are off: a handicap that it has here.
     note = "--no-repack: its AMX path does not start here"
-    with _server("llama.cpp", command, port, 120, {"LD_LIBRARY_PATH": str(binaries)}, "m", note) as peer:
+    with serving("llama.cpp", command, port, 120, {"LD_LIBRARY_PATH": str(binaries)}, "m", note) as peer:
         yield peer
 
 
@@ -105,7 +105,7 @@ def llama_cpp(streams: int) -> Iterator[Peer]:
 def vllm(streams: int) -> Iterator[Peer]:
     """vLLM's CPU build in bf16."""
     folder = vllm_environment()
-    port = _free_port()
+    port = free_port()
     command: list[str | Path] = [folder / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", safetensors(), "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs"]
     command += [str(max(64, streams)), "--port", str(port), "--host", "127.0.0.1", "--served-model-name", "m"]
@@ -115,12 +115,12 @@ def vllm(streams: int) -> Iterator[Peer]:
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{last}",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     }
-    with _server("vllm", command, port, 600, variables, "m") as peer:
+    with serving("vllm", command, port, 600, variables, "m") as peer:
         yield peer
 
 
 @contextlib.contextmanager
-def _server(
+def serving(
     name: str,
     command: Sequence[str | Path],
     port: int,
@@ -157,7 +157,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

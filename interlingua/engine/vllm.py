@@ -158,6 +158,10 @@ class VllmEngine:
     async def start(self) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cuda() and current_platform.has_device_capability(90):
+            os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = self._arguments()
