@@ -20,10 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from interlingua.contract.dialect import DialectSettings
+from interlingua.server import openapi
+from interlingua.server.routes import discover
+
 ROOT = Path(__file__).parents[1]
 TESTS = ("tests/dialects/test_fuzz.py", "tests/clients/test_schemathesis.py")
 BODIES = 0.75  # the share of raw and damaged bodies; the rest are schemathesis's
-OPERATIONS = 11  # of the page that take bodies: the others are asked once each
+
+
+def operations() -> int:
+    """Operations of the page that take a body. schemathesis asks the others once each."""
+    page = openapi.document(discover(), DialectSettings(model_name="m", vocab_size=1), key=False)
+    return sum("requestBody" in operation for path in page["paths"].values() for operation in path.values())
 
 
 def main() -> int:
@@ -36,7 +45,7 @@ def main() -> int:
             **os.environ,
             "FUZZ_REPORT": folder,
             "FUZZ_EXAMPLES": str(int(arguments.requests * BODIES)),
-            "SCHEMATHESIS_EXAMPLES": str(int(arguments.requests * (1 - BODIES) / OPERATIONS) + 1),
+            "SCHEMATHESIS_EXAMPLES": str(int(arguments.requests * (1 - BODIES) / operations()) + 1),
             "SCHEMATHESIS_PHASES": "coverage,fuzzing",
         }
         command = [sys.executable, "-m", "pytest", *TESTS]
