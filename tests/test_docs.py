@@ -94,15 +94,29 @@ def test_curl_examples_answer(command: str, server: str) -> None:
     if body is None:
         assert url.endswith("/health") or output
     elif "-sN" in command:
-        events = [json.loads(line.removeprefix("data: ")) for line in output.splitlines() if line]
-        assert 1 <= len(events) <= body["parameters"]["max_new_tokens"]
-        assert all("token" in event or "text_output" in event for event in events)
+        lines = [line.removeprefix("data: ") for line in output.splitlines() if line]
+        if lines[-1] == "[DONE]":
+            assert url.startswith(ADDRESS + "/v1/")
+            lines.pop()
+        events = [json.loads(line) for line in lines]
+        most = body["parameters"]["max_new_tokens"] if "parameters" in body else body["max_tokens"] + 2
+        assert 1 <= len(events) <= most
+        assert all(event.keys() & {"token", "text_output", "choices", "text"} for event in events)
     else:
-        answer = json.loads(output)
-        answer = answer[0] if isinstance(answer, list) else answer
-        text = answer["outputs"][0]["data"][0] if "outputs" in answer else None
-        text = answer.get("generated_text", answer.get("text_output", text))
+        text = text_of(json.loads(output))
         assert isinstance(text, str) and text.strip()
+
+
+def text_of(answer: Any) -> Any:
+    """The text of any dialect's answer."""
+    if isinstance(answer, list):
+        return text_of(answer[0])
+    if "choices" in answer:
+        choice = answer["choices"][0]
+        return choice["message"]["content"] if "message" in choice else choice["text"]
+    if "outputs" in answer:
+        return answer["outputs"][0]["data"][0]
+    return answer["text"][0] if "text" in answer else answer.get("generated_text", answer.get("text_output"))
 
 
 @pytest.mark.parametrize("command", DECODING_EXAMPLES)

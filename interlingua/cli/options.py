@@ -301,6 +301,13 @@ class Options:
         Number(0, 100), 2.0, Group.WIRE, "what `watermark: true` adds to the logits of the favoured tokens"
     )
 
+    vllm_stream: str = _option(
+        Choice("lines", "nul", "sse"),
+        "lines",
+        Group.WIRE,
+        "how a stream of vLLM's /generate sets its JSON objects apart: a newline each (vLLM), a NUL byte each (older "
+        "vLLM), or server-sent events",
+    )
     chat_template: str | None = _option(
         Text("FILE"),
         None,

@@ -159,6 +159,7 @@ class Answer:
     prefill: tuple[TokenText, ...]
     tokens: tuple[TextToken, ...]
     alternatives: tuple[Answer, ...] = ()
+    reasoning: bool = False  # the prompt ended inside a block of reasoning, with which the answer begins
 
 
 def fold(events: Iterable[TextEvent]) -> Answer:
@@ -171,11 +172,13 @@ def fold(events: Iterable[TextEvent]) -> Answer:
     prefills: dict[int, tuple[TokenText, ...]] = {}
     tokens: dict[int, list[TextToken]] = {}
     summaries: dict[int, Summary] = {}
+    reasoning = False
     for event in events:
         if isinstance(event, FailedEvent):
             raise event.error
         if isinstance(event, TextStarted):
             prefills[event.choice] = event.prefill or ()
+            reasoning = event.reasoning
             continue
         if isinstance(event, TextToken):
             tokens.setdefault(event.choice, []).append(event)
@@ -184,7 +187,7 @@ def fold(events: Iterable[TextEvent]) -> Answer:
     if not summaries or summaries.keys() < prefills.keys() | tokens.keys():
         raise ValueError("the stream ended without a last token")
     first, *others = (
-        Answer(summaries[choice], prefills.get(choice, ()), tuple(tokens.get(choice, ())))
+        Answer(summaries[choice], prefills.get(choice, ()), tuple(tokens.get(choice, ())), reasoning=reasoning)
         for choice in sorted(summaries)
     )
     return replace(first, alternatives=tuple(others)) if others else first

@@ -85,8 +85,9 @@ def object_of(fields: Iterable[Field], column: str, settings: DialectSettings, r
 
 
 def nullable(schema: Schema) -> Schema:
-    if isinstance(schema.get("type"), str):
-        return schema | {"type": [schema["type"], "null"]}
+    kind = schema.get("type")
+    if kind is not None:
+        return schema | {"type": [*([kind] if isinstance(kind, str) else kind), "null"]}
     for key in ("anyOf", "oneOf"):
         if key in schema:
             return {"anyOf": [*schema[key], {"type": "null"}]}

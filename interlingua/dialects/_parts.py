@@ -63,7 +63,7 @@ class Prompt:
         parts: list[TextPart | MediaPart] = []
         media = chars = 0
         for place, item in enumerate(value):
-            part = self._part(item, f"[{place}]")
+            part = self.part(item, f"[{place}]")
             parts.append(part)
             if isinstance(part, TextPart):
                 chars += len(part.text)
@@ -79,7 +79,8 @@ class Prompt:
         if not 0 < chars <= self.max_chars:
             raise Refusal("", given=f"{chars} characters" if chars else "an empty string")
 
-    def _part(self, item: object, place: str) -> TextPart | MediaPart:
+    def part(self, item: object, place: str) -> TextPart | MediaPart:
+        """One typed part; `place` is where it stands inside the field. Raises Refusal."""
         if not isinstance(item, dict):
             raise Refusal(item, place, 'an object {"type": …}')
         name = item.get("type")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from interlingua.contract.dialect import DialectSettings
-from interlingua.dialects import _kserve_table, _native_table, _tgi_table, _triton_table, tgi, triton
+from interlingua.dialects import _kserve_table, _native_table, _openai_reference, _tgi_table, _triton_table, tgi, triton
 from interlingua.dialects._errors import Statuses
 from interlingua.dialects._fields import Field
 from interlingua.dialects._kserve_table import TensorField
@@ -280,6 +280,7 @@ def page() -> str:
         _tensors("input", _kserve_table.INPUT_FIELDS),
         _tensors("output", _kserve_table.OUTPUT_FIELDS),
         _KSERVE_ANSWERS,
+        *_openai_reference.sections(_fields, settings),
         _NATIVE,
         "### Fields\n",
         _fields([*native_root, *_native_table.PARAMETERS.fields], _native_table.COLUMNS, settings),

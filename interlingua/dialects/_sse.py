@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"  # how OpenAI's streams end
 # Proxies must neither store nor gather events.
 HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 

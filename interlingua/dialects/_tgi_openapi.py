@@ -6,6 +6,16 @@ from typing import Any
 
 from interlingua.contract.dialect import DialectSettings
 from interlingua.dialects import _errors
+from interlingua.dialects._openai_openapi import (
+    CHAT_ANSWER,
+    CHAT_CHUNK,
+    COMPLETION,
+    COMPLETION_CHUNK,
+    VLLM_ANSWER,
+    chat_body,
+    completions_body,
+    vllm_body,
+)
 from interlingua.dialects._openapi import (
     BOOLEAN,
     FINISH_REASON,
@@ -68,9 +78,9 @@ EVENT = record(
 
 _DESCRIPTIONS = {
     "/": "The route of Hugging Face's clients. Answers with a list of one, with events if `stream` is true.",
-    "/generate": "Answers with one object; `stream` is ignored.",
+    "/generate": "Answers with one object; `stream` is ignored. A body with `prompt` is vLLM's, see `/vllm/generate`.",
     "/generate_stream": "Answers with one event per token; the last one has the whole text and the details.",
-    "/invocations": "SageMaker's route: as `/`.",
+    "/invocations": "SageMaker's route: as `/`. Without `inputs`, a body with `messages` or `prompt` is OpenAI's.",
 }
 
 
@@ -91,6 +101,15 @@ def describe(
         answers["application/json"] = array(ANSWER) | {"minItems": 1, "maxItems": 1} if listed else ANSWER
     if stream is not False:
         answers["text/event-stream"] = event(EVENT)
+    if path == "/generate":
+        root = {"anyOf": [root, vllm_body(settings)]}
+        answers["application/json"] = {"anyOf": [answers["application/json"], VLLM_ANSWER]}
+    elif path == "/invocations":
+        root = {"anyOf": [root, chat_body(settings), completions_body(settings)]}
+        answers["application/json"] = {"anyOf": [answers["application/json"], CHAT_ANSWER, COMPLETION]}
+        answers["text/event-stream"] = {
+            "anyOf": [answers["text/event-stream"], event(CHAT_CHUNK), event(COMPLETION_CHUNK)]
+        }
     return operation(
         summary="Generate text" if stream is False else "Stream text" if stream else "Generate or stream text",
         description=_DESCRIPTIONS[path],

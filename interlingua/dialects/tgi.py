@@ -6,17 +6,17 @@ operator's choice; what a route does with `stream`, and whether it answers with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
-from interlingua.contract.errors import NotSupportedError, RequestError, ValidationError
+from interlingua.contract.errors import RequestError, ValidationError
 from interlingua.contract.events import Answer, FailedEvent, TextEvent, TextToken, TokenText
 from interlingua.contract.request import GenerationRequest, SamplingRequest, StopMode
-from interlingua.dialects import _errors, _sse
+from interlingua.dialects import _errors, _sse, openai, vllm
 from interlingua.dialects._fields import note_unknown, object_field, read_field
 from interlingua.dialects._json import Document, parse_object
 from interlingua.dialects._parts import text_prompt
@@ -60,8 +60,10 @@ class _Place:
 
     def decode(self, wire: WireRequest, settings: DialectSettings) -> Call:
         document = parse_object(wire.body, settings.max_json_depth)
+        other = _other_dialect(document, self.path)
+        if other is not None:
+            return other(wire, settings)
         profile = self._profile(settings)
-        _check_shape(document, self.path)
         stream = self._stream(document, profile, settings)
         parts = read_field(document, INPUTS, profile, settings)
         if parts is None:
@@ -123,17 +125,17 @@ class _Place:
         return bool(read_field(document, STREAM, profile, settings))
 
 
-def _check_shape(document: Document, path: str) -> None:
-    """Tells TGI's shape from those of other dialects on the same route. Raises ValidationError."""
+def _other_dialect(document: Document, path: str) -> Callable[[WireRequest, DialectSettings], Call] | None:
+    """Whose body it is, if not TGI's: `/generate` is vLLM's too, and `/invocations` takes what OpenAI's routes take."""
     root = document.root
     if path == _GENERATE and root.get("prompt") is not None:
-        raise NotSupportedError(
-            "prompt", "belongs to another dialect of /generate that is not supported yet; use `inputs`"
-        )
+        return vllm.decode
     if path == _INVOCATIONS and root.get("inputs") is None:
-        for name in ("messages", "prompt"):
-            if root.get(name) is not None:
-                raise NotSupportedError(name, "is not supported yet on /invocations; use `inputs`")
+        if root.get("messages") is not None:
+            return openai.decode_chat
+        if root.get("prompt") is not None:
+            return openai.decode_completions
+    return None
 
 
 def sampling(values: Mapping[str, Any], profile: str) -> SamplingRequest:

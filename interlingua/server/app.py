@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,18 +22,21 @@ from interlingua.contract.errors import (
     RequestError,
     UnavailableError,
 )
+from interlingua.contract.request import GenerationRequest
 from interlingua.server.control import Control, Stop
 from interlingua.server.exchange import Exchange, Presence
 from interlingua.server.keys import Keys
 from interlingua.server.kserve import KServe
 from interlingua.server.middleware import ClientLeftError, check_key, read_body
-from interlingua.server.responses import RenderError, answer_stream, answer_whole
+from interlingua.server.models import Models
+from interlingua.server.responses import Batches, RenderError, answer_stream, answer_whole
 from interlingua.server.routes import Endpoint, Handler, Plane, RouteTable, SystemRoute, paths_of
 from interlingua.server.settings import ServerSettings
 from interlingua.server.system import System, plain_error
 from interlingua.server.tls import Certificates
+from interlingua.server.together import together
 from interlingua.server.tokens import Tokens
-from interlingua.service.service import Service
+from interlingua.service.service import ServedModel, Service
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -71,6 +75,7 @@ class App:
         self.addresses: dict[str, str] = {}  # of other planes and of gRPC, by name; filled while it serves
         self.admin_keys = Keys(settings.admin_key, settings.admin_key_file)
         self._tables = {plane: RouteTable() for plane in (Plane.DATA, *settings.own_addresses)}
+        self._told: ServedModel | None = None  # the model that `_wire` knows of
         for dialect in self._dialects:
             for route in dialect.routes:
                 endpoint = Endpoint(self._generation(dialect, route), dialect.render_error, route.path)
@@ -81,6 +86,7 @@ class App:
             *Tokens(service, settings, self.keys, wire).routes(),
             *KServe(service, settings, self.keys, wire).routes(),
             *Control(service, settings, self.admin_keys, wire, self.stop).routes(),
+            *Models(service, self.keys).routes(),
         )
         for own in self.system_routes:
             for plane in self._homes(own.plane):
@@ -194,13 +200,19 @@ class App:
             call = await self._decode(exchange, route, body)
             answer = answer_stream if call.stream else answer_whole
             with Presence(exchange):
-                batches = self.service.generate(call.request, exchange.arrived, exchange.ended)
+                batches = self._events(call, exchange)
                 try:
                     await answer(exchange, call, batches, dialect.render_error)
                 finally:
                     await batches.aclose()
 
         return handle
+
+    def _events(self, call: Call, exchange: Exchange) -> Batches:
+        def generate(request: GenerationRequest) -> Batches:
+            return self.service.generate(request, exchange.arrived, exchange.ended)
+
+        return together(call, generate) if call.more else generate(call.request)
 
     async def _decode(self, exchange: Exchange, route: Route, body: bytes) -> Call:
         request = WireRequest(
@@ -210,6 +222,7 @@ class App:
             headers=exchange.headers,
             body=body,
             request_id=exchange.request_id,
+            received=int(time.time()),
         )
         settings = self.served_settings()
         if len(body) <= _DECODE_INLINE:
@@ -219,11 +232,14 @@ class App:
     def served_settings(self) -> DialectSettings:
         """The dialects' settings with what only the loaded model knows."""
         model = self.service.model
-        if model is not None and (self._wire.model_name, self._wire.vocab_size) != (
-            model.name,
-            model.engine.info.vocab_size,
-        ):
-            self._wire = dataclasses.replace(self._wire, model_name=model.name, vocab_size=model.engine.info.vocab_size)
+        if model is not None and model is not self._told:
+            self._told = model
+            self._wire = dataclasses.replace(
+                self._wire,
+                model_name=model.name,
+                vocab_size=model.engine.info.vocab_size,
+                chat=model.chat.format,
+            )
         return self._wire
 
 

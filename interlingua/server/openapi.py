@@ -9,7 +9,7 @@ from typing import Any
 
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings
-from interlingua.server import openapi_control, openapi_kserve
+from interlingua.server import models, openapi_control, openapi_kserve
 
 _KEY = "key"
 _JSON_ERROR = {
@@ -37,7 +37,7 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
                     {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
                 ]
             paths.setdefault(route.path, {})[route.method.lower()] = operation
-    for path, methods in (_SYSTEM | openapi_kserve.paths(wire) | openapi_control.paths(wire)).items():
+    for path, methods in (_SYSTEM | openapi_kserve.paths(wire) | openapi_control.paths(wire) | models.PATHS).items():
         paths.setdefault(path, {}).update(methods)
     if key:
         for path, methods in paths.items():
@@ -47,7 +47,10 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
         "openapi": "3.1.0",
         "info": {"title": "interlingua", "version": interlingua.__version__},
         "tags": [
-            {"name": dialect.name, "description": f"Every route also stands below `{dialect.prefix}`."}
+            {
+                "name": dialect.name,
+                "description": f"Every route also stands below `{dialect.prefix}`." if dialect.prefix else "",
+            }
             for dialect in dialects
         ]
         + [{"name": "system", "description": "The server itself."}],

@@ -49,7 +49,7 @@ async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render
     """
     encoder = call.encoder
     encode = encoder.event
-    left = call.request.choices  # answers that have not ended
+    left = call.choices  # answers that have not ended
     async for batch in batches:
         last = batch[-1]
         failed = isinstance(last, FailedEvent)

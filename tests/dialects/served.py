@@ -34,6 +34,7 @@ from interlingua.server.run import bind, listening
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel, Service
+from interlingua.text.chat_template import ChatTemplate
 
 _GRPC = importlib.util.find_spec("grpc") is not None
 BOS, EOS, PAD = 256, 257, 258
@@ -76,6 +77,12 @@ class ByteTokenizer:
         return [Span(BOS, "", 0, 0), *spans] if add_special else spans
 
 
+# What the user said last is the prompt. The comment tells how answers are marked.
+CHAT_TEMPLATE = (
+    "{# tools tool_calls <tool_call> <think> </think> #}{{ messages[-1].content }}{% if thinking %}<think>{% endif %}"
+)
+
+
 def ids_of(pieces: Sequence[str | int]) -> tuple[int, ...]:
     """Ids of script pieces: an id as it is, a word as its one token, else bytes."""
     ids: list[int] = []
@@ -93,7 +100,7 @@ def script_of(request: PreparedRequest) -> Script:
     text = bytes(value for value in request.prompt_ids if value < 256).decode("utf-8", "replace")
     if not text.startswith('{"say":'):
         return Script()
-    wanted = json.loads(text)
+    wanted, _ = json.JSONDecoder().raw_decode(text)
     return Script(
         ids=(*ids_of(wanted["say"]), EOS),
         start_delay=wanted.get("start_delay", 0.0),
@@ -148,7 +155,9 @@ async def _serve_all() -> None:
             for name in ADAPTERS:
                 await engine.load_adapter(name, adapter)
             service = Service(limits)
-            service.attach(ServedModel(MODEL, engine, ByteTokenizer(), ModelDefaults()))
+            chat = ChatTemplate(CHAT_TEMPLATE)
+            stack.callback(service.close)
+            service.attach(ServedModel(MODEL, engine, ByteTokenizer(), ModelDefaults(), chat=chat))
             app = build_app(service, discover(), server, wire)
             urls[setup] = await stack.enter_async_context(listening(app, bind(app.settings)))
             if setup == "plain" and _GRPC:

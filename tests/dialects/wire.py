@@ -10,9 +10,16 @@ from wire_cases import MODEL
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
 from interlingua.contract.errors import RequestError
-from interlingua.dialects import kserve, native, tgi, triton
+from interlingua.dialects import kserve, native, openai, tgi, triton, vllm
 
-DIALECTS: tuple[Dialect, ...] = (tgi.DIALECT, triton.DIALECT, kserve.DIALECT, native.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (
+    tgi.DIALECT,
+    triton.DIALECT,
+    kserve.DIALECT,
+    native.DIALECT,
+    openai.DIALECT,
+    vllm.DIALECT,
+)
 SETTINGS = DialectSettings(model_name=MODEL, vocab_size=256)
 SETUPS: Mapping[str, DialectSettings] = {
     "plain": SETTINGS,

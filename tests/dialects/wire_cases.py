@@ -530,13 +530,17 @@ def _tgi_route_cases() -> Iterator[Case]:
     for path in MINDIE_ROUTES:
         for text in ("true", "1", '"x"'):
             yield Case(f"stream={text} is ignored", path, f'{{"inputs":"x","stream":{text}}}'.encode())
-    yield Case("prompt", GENERATE, b'{"prompt":"x"}', 422, "prompt", "not supported yet")
-    yield Case("prompt wins", GENERATE, b'{"prompt":"x","inputs":"y"}', 422, "prompt", "not supported yet")
+    yield Case("prompt", GENERATE, b'{"prompt":"x"}', expect={"max_new_tokens": 16, "prompt.field": "prompt"})
+    yield Case("prompt wins", GENERATE, b'{"prompt":"x","inputs":"y"}', expect={"prompt.text": "x"})
+    yield Case("prompt rules", GENERATE, b'{"prompt":"x","max_tokens":0}', 422, "max_tokens", "0")
     yield Case("null prompt", GENERATE, b'{"prompt":null,"inputs":"y"}')
     yield Case("prompt is unknown", STREAM, b'{"prompt":"x","inputs":"y"}')
     yield Case("prompt alone", STREAM, b'{"prompt":"x"}', 422, "inputs")
-    yield Case("messages", INVOCATIONS, b'{"messages":[]}', 422, "messages", "not supported yet")
-    yield Case("prompt", INVOCATIONS, b'{"prompt":"x"}', 422, "prompt", "not supported yet")
+    yield Case("no messages", INVOCATIONS, b'{"messages":[]}', 422, "messages")
+    body = b'{"messages":[{"role":"user","content":"x"}]}'
+    yield Case("messages", INVOCATIONS, body, expect={"prompt.field": "messages"})
+    yield Case("prompt", INVOCATIONS, b'{"prompt":["x"]}', expect={"prompt.field": "prompt[0]"})
+    yield Case("inputs win", INVOCATIONS, b'{"inputs":"y","prompt":"x","messages":[]}', expect={"prompt.text": "y"})
 
 
 def _triton_cases() -> Iterator[Case]:

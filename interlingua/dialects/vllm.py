@@ -1,0 +1,130 @@
+"""vLLM's `/generate`: `prompt` and sampling parameters at the top level, `{"text": [...]}` back.
+
+On `/generate` itself the body tells it from TGI's, which owns the path (`tgi`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
+from interlingua.contract.errors import RequestError
+from interlingua.contract.events import Answer, FailedEvent, TextEvent, TextToken
+from interlingua.contract.request import GenerationRequest
+from interlingua.dialects import _errors, _sse
+from interlingua.dialects._openai_answers import Shown, all_answers
+from interlingua.dialects._openai_openapi import describe_vllm
+from interlingua.dialects._openai_table import MAX_COMPLETION_TOKENS, VLLM, VLLM_TABLE
+from interlingua.dialects._parts import text_prompt
+from interlingua.dialects.openai import check_best_of, common, grammar_of, read
+
+STATUSES: _errors.Statuses = {
+    "request": (500, "generation"),  # a fault inside the server
+    "validation": (422, "validation"),
+    "payload_too_large": (413, "validation"),
+    "unauthorized": (401, "unauthorized"),
+    "not_found": (404, "not_found"),
+    "method_not_allowed": (405, "not_found"),
+    "overloaded": (429, "overloaded"),
+    "unavailable": (503, "healthcheck"),
+    "timeout": (504, "timeout"),
+    "generation": (424, "generation"),
+    "incomplete_generation": (500, "incomplete_generation"),
+}
+_PATH = "/vllm/generate"
+# How the objects of a stream are set apart, and the media type of that.
+_FRAMES: Mapping[str, tuple[str, bytes]] = {
+    "lines": ("application/x-ndjson", b"\n"),  # vLLM's own server today
+    "nul": ("application/octet-stream", b"\0"),  # vLLM's own server before 0.6, and the vendor's
+}
+
+
+def decode(wire: WireRequest, settings: DialectSettings) -> Call:
+    """Decodes a body. Raises ValidationError."""
+    values = read(wire, VLLM_TABLE, VLLM, "prompt", settings)
+    prompt = text_prompt(values["prompt"], "prompt")
+    grammar, source = grammar_of(values)
+    request = GenerationRequest(
+        request_id=wire.request_id,
+        prompt=prompt,
+        max_new_tokens=values.get("max_tokens", MAX_COMPLETION_TOKENS),
+        best_of=check_best_of(values, 1),
+        **common(values, grammar=grammar, names={"max_new_tokens": "max_tokens", "grammar": source}),
+    )
+    encoder = VllmEncoder(
+        prompt=prompt.text,
+        n=request.n,
+        shown=Shown(special=not values.get("skip_special_tokens", True)),
+        framing=settings.vllm_stream,
+    )
+    return Call(request, values.get("stream", False), encoder)
+
+
+@dataclass(slots=True, kw_only=True)
+class VllmEncoder:
+    """Turns one call's events into vLLM's JSON: always the prompt and all of the text so far, of all answers."""
+
+    prompt: str
+    n: int
+    shown: Shown
+    framing: str
+    texts: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.texts = [self.prompt] * self.n
+
+    @property
+    def media_type(self) -> str:
+        return _FRAMES[self.framing][0] if self.framing in _FRAMES else _sse.MEDIA_TYPE
+
+    def stream_headers(self) -> tuple[tuple[str, str], ...]:
+        return _sse.HEADERS
+
+    def event(self, event: TextEvent) -> bytes:
+        if isinstance(event, FailedEvent):
+            return self._frame(_errors.body(event.error, STATUSES))
+        if not isinstance(event, TextToken):
+            return b""
+        text = self.shown.text(event)
+        if not text and event.summary is None:
+            return b""
+        self.texts[event.choice] += text
+        return self._frame(orjson.dumps({"text": self.texts}))
+
+    def end(self) -> bytes:
+        return b""
+
+    def answer(self, answer: Answer) -> Reply:
+        texts = [
+            self.prompt + "".join([self.shown.text(token) for token in one.tokens])
+            for one in all_answers(answer)[: self.n]
+        ]
+        return Reply(200, orjson.dumps({"text": texts}))
+
+    def _frame(self, data: bytes) -> bytes:
+        return data + _FRAMES[self.framing][1] if self.framing in _FRAMES else _sse.frame_json(data)
+
+
+def _render_error(error: RequestError) -> Reply:
+    return _errors.reply(error, STATUSES)
+
+
+def _owns(path: str) -> bool:
+    return path.startswith("/vllm/")
+
+
+def _describe(settings: DialectSettings) -> dict[str, Any]:
+    return describe_vllm(STATUSES, settings)
+
+
+DIALECT = Dialect(
+    name="vllm",
+    prefix="",  # its own path is below it already
+    routes=(Route(method="POST", path=_PATH, decode=decode, describe=_describe),),
+    render_error=_render_error,
+    owns=_owns,
+)
