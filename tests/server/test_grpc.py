@@ -217,3 +217,58 @@ async def test_without_the_extra_a_grpc_port_is_a_bad_start(monkeypatch: pytest.
     with pytest.raises(ModelError, match=r"interlingua\[grpc\]"):
         await starts(ServerSettings(port=0, grpc_port=0))
     await starts(ServerSettings(port=0))
+
+
+# --- clients that misbehave ---------------------------------------------------------------------------------
+
+
+def stream_request(text: str = "x", **more: Any) -> pb.ModelInferRequest:
+    request = infer_request(text, **more)
+    request.inputs.add(name="stream", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+    request.parameters["max_new_tokens"].int64_param = 8000
+    return request
+
+
+async def test_a_client_that_reads_nothing_holds_its_requests_no_longer_than_it_may(start: Start):
+    site = await start(Script(ids=(97,) * 8000), server={"grpc_port": 0, "write_timeout": 0.5})
+    # Its own library reads ahead of it, by default some megabytes.
+    small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+    async with grpc.aio.insecure_channel(site.app.addresses["gRPC"], options=small) as channel:
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        stream = channel.stream_stream(
+            path,
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )()
+        for n in range(3):
+            await stream.write(stream_request(id=f"n{n}"))
+        await someone_inside(site.home)
+        await site.home.emptied(20)
+        assert site.home.service.metrics.failures == {"dropped": 3}
+        count = 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await stream.read() is not grpc.aio.EOF:
+                count += 1
+        assert caught.value.code() is grpc.StatusCode.CANCELLED and 0 < count < 20_000
+    assert await infer(site.app.addresses["gRPC"]) == "a" * 20
+
+
+async def test_a_client_that_reads_slowly_gets_everything(start: Start):
+    site = await start(Script(ids=(97,) * 300), server={"grpc_port": 0, "write_timeout": 0.3})
+    async with grpc.aio.insecure_channel(site.app.addresses["gRPC"]) as channel:
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        stream = channel.stream_stream(
+            path,
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )()
+        request = stream_request(id="slow")
+        request.parameters["max_new_tokens"].int64_param = 300
+        await stream.write(request)
+        await stream.done_writing()
+        texts = []
+        while (response := await stream.read()) is not grpc.aio.EOF:
+            texts.append(bytes(response.infer_response.raw_output_contents[0][4:]))
+            await asyncio.sleep(0.005)
+    assert b"".join(texts) == b"a" * 300
+    await site.home.emptied()

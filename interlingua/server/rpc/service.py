@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _SERVICE = "inference.GRPCInferenceService"
 _DECODE_INLINE = 65_536  # bytes of a request; more is decoded in a thread
 _QUEUED = 16  # responses of one stream that its client has not taken yet; then its requests wait
+_CALLS = 256  # of one connection at a time
 _CODES: Mapping[str, grpc.StatusCode] = {
     "validation": grpc.StatusCode.INVALID_ARGUMENT,
     "payload_too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -134,39 +135,45 @@ class InferenceService:
         request has the parameter `triton_final_response` true. An error ends its own request alone.
         """
         await self._check_key(context)
-        responses: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(_QUEUED)
-        reader = asyncio.create_task(self._answer_all(requests, responses))
+        outbox = _Outbox(self._app.settings.write_timeout)
+        reader = asyncio.create_task(self._answer_all(requests, outbox))
         try:
-            while (response := await responses.get()) is not None:
+            while (response := await outbox.take()) is not None:
                 yield response
+            if outbox.stalled:
+                await context.abort(grpc.StatusCode.CANCELLED, "the client took no response for too long")
         finally:
             reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
 
-    async def _answer_all(
-        self,
-        requests: AsyncIterator[pb.ModelInferRequest],
-        responses: asyncio.Queue[pb.ModelStreamInferResponse | None],
-    ) -> None:
-        async def answer(request: pb.ModelInferRequest) -> None:
-            try:
-                inference, arrived = await self._inference(request)
-                if inference.stream:
-                    async for response in self._pieces(inference, arrived):
-                        await responses.put(pb.ModelStreamInferResponse(infer_response=response))
-                else:
-                    response = await self._whole(inference, arrived)
-                    await responses.put(pb.ModelStreamInferResponse(infer_response=response))
-            except Exception as error:
-                message = _known(error).message
-                last = messages.empty_response(request.id, request.model_name, final=True)
-                await responses.put(pb.ModelStreamInferResponse(error_message=message, infer_response=last))
+    async def _answer_all(self, requests: AsyncIterator[pb.ModelInferRequest], outbox: _Outbox) -> None:
+        """Decodes one request after the other, so that a stream holds one message at a time, and runs them together."""
 
-        async with asyncio.TaskGroup() as group:
-            async for request in requests:
-                group.create_task(answer(request))
-        await responses.put(None)
+        async def answer(request: pb.ModelInferRequest, inference: Inference, arrived: float) -> None:
+            try:
+                if not inference.stream:
+                    response = await self._whole(inference, arrived)
+                    return await outbox.put(pb.ModelStreamInferResponse(infer_response=response))
+                async for response in self._pieces(inference, arrived):
+                    await outbox.put(pb.ModelStreamInferResponse(infer_response=response))
+            except _StalledError:
+                raise
+            except Exception as error:
+                await outbox.put(_failed(request, error))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for request in requests:
+                    try:
+                        inference, arrived = await self._inference(request)
+                    except Exception as error:
+                        await outbox.put(_failed(request, error))
+                    else:
+                        group.create_task(answer(request, inference, arrived))
+        except* _StalledError:
+            outbox.stalled = True
+        await outbox.end()
 
     async def _inference(self, request: pb.ModelInferRequest) -> tuple[Inference, float]:
         """(the decoded request, when it came). Raises RequestError, counted as refused."""
@@ -233,6 +240,45 @@ class InferenceService:
             await _abort(context, error)
 
 
+class _StalledError(Exception):
+    """The client has taken no response for the time that it is given."""
+
+
+class _Outbox:
+    """Responses of one stream on their way to a client that may read slowly, or not at all."""
+
+    def __init__(self, patience: float) -> None:
+        self.stalled = False
+        self._patience = patience  # seconds without the client taking a response
+        self._queue: asyncio.Queue[pb.ModelStreamInferResponse | None] = asyncio.Queue(_QUEUED)
+        self._taken = 0
+
+    async def put(self, response: pb.ModelStreamInferResponse) -> None:
+        """Waits while the client is slow. Raises _StalledError when it takes nothing at all."""
+        while True:
+            taken = self._taken
+            try:
+                async with asyncio.timeout(self._patience):
+                    return await self._queue.put(response)
+            except TimeoutError:
+                if self._taken == taken:
+                    raise _StalledError from None
+
+    async def end(self) -> None:
+        await self._queue.put(None)
+
+    async def take(self) -> pb.ModelStreamInferResponse | None:
+        """The next response; asked for when the client has taken the one before. None = the end."""
+        self._taken += 1
+        return await self._queue.get()
+
+
+def _failed(request: pb.ModelInferRequest, error: Exception) -> pb.ModelStreamInferResponse:
+    """The last response of a request of a stream that `error` ended."""
+    last = messages.empty_response(request.id, request.model_name, final=True)
+    return pb.ModelStreamInferResponse(error_message=_known(error).message, infer_response=last)
+
+
 def _known(error: Exception) -> InterlinguaError:
     """`error`, or what may be said of a fault of our own, which is logged."""
     if isinstance(error, InterlinguaError):
@@ -264,6 +310,12 @@ async def listening(app: App, last_bytes: float) -> AsyncIterator[str]:
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", settings.max_header_bytes),
             ("grpc.so_reuseport", 0),  # a second server at the same port is a mistake
+            ("grpc.max_concurrent_streams", _CALLS),
+            (
+                "grpc.keepalive_time_ms",
+                60_000,
+            ),  # a peer that vanished without a word is noticed, and what it held freed
+            ("grpc.keepalive_timeout_ms", 20_000),
         ],
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
