@@ -192,12 +192,11 @@ void change_logits(float* logits, int32_t vocab, const SamplerState& state, Gree
   for (const auto& seen : state.seen) {
     float& s = score(seen.id);
     if (repetition != 1.0f) s = s < 0.0f ? s * repetition : s / repetition;
-    if (params.frequency_over_output) {
+    if (params.frequency_over_output)
       s -= params.frequency_penalty * float(seen.output);
-      if (seen.output) s -= params.presence_penalty;
-    } else if (params.frequency_penalty != 0.0f) {
+    else if (params.frequency_penalty != 0.0f)
       s -= params.frequency_penalty * float(seen.total) / float(state.length);
-    }
+    if (seen.output) s -= params.presence_penalty;
     s = std::clamp(s, -kLimit, kLimit);
   }
   for (const auto& [id, bias] : params.logit_bias) score(id) = std::clamp(score(id) + bias, -kLimit, kLimit);

@@ -76,6 +76,15 @@ def test_greedy_takes_the_best_after_the_processors(number: int) -> None:
     assert choose("", logits, PROMPT, OUTPUT, SamplingParams(**case), 0, 1) == [best]
 
 
+def test_presence_counts_the_output_whatever_frequency_counts() -> None:
+    logits, presence = GOLDEN["logits"][0], {"presence_penalty": 1.5}
+    plain, alone, over_output = (
+        distribution("", logits, PROMPT, OUTPUT, sampling(case))
+        for case in ({}, presence, {**presence, "frequency_over_output": True})
+    )
+    assert (alone == over_output).all() and (alone != plain).any()
+
+
 def test_ties_with_the_kth_stay() -> None:
     logits = np.array([1, 3, 2, 2, 2, 0], np.float32)
     drawn = set(choose("", logits, NOTHING, NOTHING, SamplingParams(do_sample=True, top_k=2, seed=1), 0, 500))
