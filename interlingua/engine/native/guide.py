@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -248,7 +248,12 @@ class _Words:
         self._prefix = "\x02" if vocabulary.prefix_space else ""
         self._prefix_ids = list(vocabulary.encode(self._prefix, add_special=False)) if self._prefix else []
 
+        self._spelled = lru_cache(4096)(self._spell)  # grammars force the same texts again and again
+
     def __call__(self, text: str) -> list[int]:
+        return self._spelled(text)
+
+    def _spell(self, text: str) -> list[int]:
         """Ids of `text`, which the grammar forces; as the model would write it, if they spell exactly that."""
         ids = list(self._encode(self._prefix + text, add_special=False))
         start = len(self._prefix_ids)
