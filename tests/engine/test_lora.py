@@ -18,7 +18,7 @@ from tiny_models import tiny_prompt, tiny_weights, write_safetensors, write_tiny
 from interlingua.contract.errors import GenerationError, ModelError, ValidationError
 from interlingua.contract.events import EngineEvent, FailedEvent, FinishedEvent, StartedEvent, TokenEvent
 from interlingua.contract.request import PreparedRequest, SamplingParams
-from interlingua.engine.native._native import LoraAdapter, kernel_names
+from interlingua.engine.native._native import KV_BLOCK, LoraAdapter, kernel_names
 from interlingua.engine.native.engine import NativeEngine, NativeOptions
 from interlingua.engine.native.load import LoadedModel
 from interlingua.engine.native.lora import read_adapter
@@ -281,6 +281,28 @@ async def test_unload_and_reload_while_requests_run(engine: NativeEngine, tmp_pa
         tokens = [(event.token_id, event.logprob) for event in got if isinstance(event, TokenEvent)]
         assert tokens == expected[0]
     assert others[0][0] == base[0] and others[1][0] not in (base[0], expected[0])
+
+
+async def test_preemption_and_drafts_are_invisible(engine: NativeEngine, tmp_path: Path) -> None:
+    """Many long answers over two adapters and the base, in a pool that holds few of them, each as it was alone."""
+    for name in ("one", "two"):
+        await engine.load_adapter(name, tiny_adapter(engine, tmp_path, name))
+    names = [None, "one", "two"] * 4
+    alone = [(await answer(engine, name, new=100, seed=seed))[0] for seed, name in enumerate(names)]
+    assert engine.stats().preemptions_total == 0
+    block = 2 * 2 * 32 * 2 * 2 * KV_BLOCK  # layers, kv heads, padded head, k and v, fp16
+    files = from_folder(tmp_path / "base", "tiny")
+    small = NativeEngine(files, NativeOptions(threads=2, kv_memory=8 * block))
+    await small.start()
+    try:
+        for name in ("one", "two"):
+            await small.load_adapter(name, str(tmp_path / name))
+        calls = (answer(small, name, new=100, seed=seed) for seed, name in enumerate(names))
+        together = await asyncio.wait_for(asyncio.gather(*calls), 60)
+        assert small.stats().preemptions_total > 0
+    finally:
+        await small.stop()
+    assert [tokens for tokens, _ in together] == alone
 
 
 async def test_unloaded_memory_is_freed_with_the_last_request(engine: NativeEngine, tmp_path: Path) -> None:
