@@ -11,22 +11,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
-import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import uvloop
 from loadgen import Load, measure
 from peers import SERVERS, Peer
+from results import keep, machine
 from server import running
 
-RESULTS = Path(__file__).resolve().parent / "results"
 OURS = "interlingua"
 
 
@@ -34,19 +29,6 @@ OURS = "interlingua"
 def ours(streams: int) -> Iterator[Peer]:
     with running(["--max-concurrent-requests", str(max(512, streams))]) as server:
         yield Peer(OURS, server.url, server.model, round(server.ready_s, 2))
-
-
-def machine() -> dict[str, Any]:
-    """What a figure cannot be read without."""
-    processor = platform.processor()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    from interlingua.engine.native._native import kernel_names
-
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"at": now, "commit": commit, "processor": processor, "cores": os.cpu_count(), "kernels": kernel_names()[-1]}
 
 
 class Run:
@@ -57,14 +39,10 @@ class Run:
         self._seed = arguments.seed0
         self._about = machine()
         self.rates: dict[tuple[str, int], list[float]] = {}
-        RESULTS.mkdir(exist_ok=True)
-        self._file = RESULTS / f"{self._about['at'][:10]}.jsonl"
 
     def record(self, kind: str, result: dict[str, Any]) -> None:
-        line = json.dumps({"kind": kind, **result})
-        print(line, flush=True)
-        with self._file.open("a") as file:
-            file.write(json.dumps({"kind": kind, **result, **self._about}) + "\n")
+        print(json.dumps({"kind": kind, **result}), flush=True)
+        keep({"kind": kind, **result}, self._about)
 
     def load(self, peer: Peer, streams: int, requests: int) -> dict[str, Any]:
         load = Load(

@@ -14,6 +14,7 @@ import os
 import time
 
 import numpy as np
+from results import keep, machine
 
 from interlingua.engine.native._native import (
     ActivationKind,
@@ -29,8 +30,13 @@ _BYTES = {WeightKind.INT4: 320, WeightKind.INT8: 544, WeightKind.BF16: 1024}  # 
 _ACTIVATIONS = {WeightKind.INT4: ActivationKind.INT8, WeightKind.INT8: ActivationKind.INT8}
 
 
+ABOUT = machine()
+
+
 def show(**result: object) -> None:
+    """Prints a result, and keeps it with date, commit and machine."""
     print(json.dumps(result), flush=True)
+    keep({"kind": "kernel", **result}, ABOUT)
 
 
 def main() -> None:

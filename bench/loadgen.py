@@ -118,7 +118,8 @@ async def measure(load: Load) -> dict[str, Any]:
             stream = await _one(session, load, number)
             done.append(stream)
 
-    connector = aiohttp.TCPConnector(limit=0)
+    # A connection a request: a server that closes one after an answer would break the next request on it.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
         begun = time.perf_counter()
         async with asyncio.TaskGroup() as group:

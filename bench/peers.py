@@ -93,10 +93,11 @@ def llama_cpp(streams: int) -> Iterator[Peer]:
             if not (binaries / link).exists():
                 (binaries / link).symlink_to(target)
     port = free_port()
-    flags = ["-t", str(os.cpu_count()), "--no-repack", "--parallel", str(streams), "-c", str(512 * streams)]
+    # Its repacked kernels crash where AMX is there and not asked of the kernel, so they are off there: a handicap.
+    handicap = ["--no-repack"] if "amx_tile" in Path("/proc/cpuinfo").read_text() else []
+    flags = ["-t", str(os.cpu_count()), *handicap, "--parallel", str(streams), "-c", str(512 * streams)]
     command = [binaries / "llama-server", "-m", gguf(), *flags, "--port", str(port), "--host", "127.0.0.1"]
-    # Its repacked kernels crash where AMX is not asked of the kernel, so they are off: a handicap that it has here.
-    note = "--no-repack: its AMX path does not start here"
+    note = "--no-repack: its AMX path does not start here" if handicap else ""
     with serving("llama.cpp", command, port, 120, {"LD_LIBRARY_PATH": str(binaries)}, "m", note) as peer:
         yield peer
 

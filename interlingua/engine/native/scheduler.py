@@ -2,9 +2,9 @@
 
 One step, in order: (1) every running sequence that decodes gets its one token, or sits out if its grammar's mask is
 late; (2) running prompts go on, oldest first; (3) waiting requests are admitted by priority and arrival while budget,
-batch and memory have room. Beside decodes, prompts get so little of a step that it stays within about three times one
-without them; and a prompt leaves half of what is left to those behind it, so that a short one never waits for the whole
-of a long one. When memory runs out, the sequence last in line is preempted: its blocks are freed and its tokens are
+batch and memory have room. Beside decodes, long prompts get so little of a step that it stays within about three times
+one without them; and a prompt leaves half of what is left to those behind it, so that a short one never waits for the
+whole of a long one. When memory runs out, the sequence last in line is preempted: its blocks are freed and its tokens are
 computed again later. The first in line is never preempted for another, so something always moves on.
 
 Sequences of one group have the same prompt, and its KV is computed once: whichever is admitted first computes it while
@@ -15,6 +15,7 @@ the next in line takes over what it knew of the prompt.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _STEP_ROWS = 8
 _TILE_ROWS = 16  # rows are computed in tiles of so many
 # Up to so many rows a step takes little longer than with one: reading the weights is what takes the time.
 _FREE_ROWS = 8
+# Prompts up to so many tokens are computed at once even beside decodes: taken apart, they would hold up all the more.
+_SHORT_PROMPT = 256
 # At this context the attention of a row costs as much as the rest of it.
 _EVEN_CONTEXT = 1536
 
@@ -122,25 +125,23 @@ class Scheduler:
             if budget and sequence in self.running and self._make_room(sequence, 1):
                 chunks.append(Chunk(sequence, 1))
                 budget -= 1
-        beside = bool(chunks)
-        if beside:
-            budget = min(budget, _rows_beside(len(chunks)))
+        room = _Room(budget, len(chunks))
         prompts = [s for s in self.running if s.pending > 1]
         others = len(prompts) + len(self._in_line())
         for sequence in prompts:
             others -= 1
-            count = _share(sequence, budget, beside, others > 0)
+            count = room.share(sequence, others > 0)
             if count and sequence in self.running and self._make_room(sequence, count):
                 chunks.append(Chunk(sequence, count))
-                budget -= count
+                room.take(sequence, count)
         # A step that preempted admits nobody: a victim taken back at once would stand in the batch twice.
-        while self.preemptions == preempted and budget and self.waiting and len(self.running) < self._max_batch_size:
+        while self.preemptions == preempted and room.left and self.waiting and len(self.running) < self._max_batch_size:
             first = self._next_waiting(now)
-            count = self._admit(first, budget, beside, now) if first is not None else 0
+            count = self._admit(first, room, now) if first is not None else 0
             if first is None or not count:
                 break
             chunks.append(Chunk(first, count))
-            budget -= count
+            room.take(first, count)
         # A later sequence may have been preempted to make room for an earlier one.
         chunks = [chunk for chunk in chunks if chunk.sequence in self.running]
         return self._guess(chunks) if sum(chunk.count for chunk in chunks) < _FREE_ROWS else chunks
@@ -201,7 +202,7 @@ class Scheduler:
             return None
         return max((mate for mate in sequence.mates if mate.blocks), key=lambda mate: mate.computed, default=None)
 
-    def _admit(self, sequence: Sequence, budget: int, beside: bool, now: float, donor: Sequence | None = None) -> int:
+    def _admit(self, sequence: Sequence, room: _Room, now: float, donor: Sequence | None = None) -> int:
         """Moves a waiting sequence into the running set if all its known tokens fit now; returns its first chunk.
 
         What `donor` knows of the same prompt need not be computed; without one a running mate is taken.
@@ -236,7 +237,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self.running.sort(key=self._standing)
-        count = _share(sequence, budget, beside, len(self._in_line()) > 0)
+        count = room.share(sequence, len(self._in_line()) > 0)
         if not self._grow(sequence, computed + count):
             raise AssertionError("admitted without room")
         if donor is not None and computed % size:
@@ -250,7 +251,7 @@ class Scheduler:
         now = self._clock()
         heir = self._next_waiting(now)
         if heir in sequence.mates and not heir.scores_prompt and not self._donor(heir):
-            self._admit(heir, 0, False, now, sequence)
+            self._admit(heir, _Room(0, 0), now, sequence)
 
     def _promised(self) -> int:
         """Blocks that the running sequences will take before they are done with what they know, and one more each.
@@ -309,20 +310,30 @@ def _proposed(sequence: Sequence, room: int) -> tuple[int, ...]:
         return ()
 
 
-def _rows_beside(decodes: int) -> int:
-    """Rows of prompts in a step with so many decodes: the step costs about three times one without, in whole tiles."""
-    total = (3 * decodes + 2 * _STEP_ROWS) // _TILE_ROWS * _TILE_ROWS
-    return max(total - decodes, _TILE_ROWS // 2)
+class _Room:
+    """Rows of one step that are left for prompts beside `decodes` other ones."""
+
+    def __init__(self, left: int, decodes: int) -> None:
+        self.left = left
+        # For long prompts: a step of three times the cost of one that only decodes, in whole tiles.
+        total = (3 * decodes + 2 * _STEP_ROWS) // _TILE_ROWS * _TILE_ROWS
+        self._slow = max(total - decodes, _TILE_ROWS / 2) if decodes else math.inf
+
+    def share(self, sequence: Sequence, others: bool) -> int:
+        """Tokens of a prompt in this step, at least one while there is room; half of it is left if `others` wait."""
+        room = self.left
+        if len(sequence.ids) > _SHORT_PROMPT:
+            room = int(min(room, self._slow / _cost(sequence)))
+        if others:
+            room = -(-room // 2)
+        return min(sequence.pending, max(room, 1), self.left)
+
+    def take(self, sequence: Sequence, count: int) -> None:
+        self.left -= count
+        if len(sequence.ids) > _SHORT_PROMPT:
+            self._slow -= count * _cost(sequence)
 
 
-def _share(sequence: Sequence, budget: int, beside: bool, others: bool) -> int:
-    """Tokens of a prompt in this step, at least one while `budget` has one.
-
-    Beside decodes, rows far into a context count for what their attention costs; while others wait, half is left.
-    """
-    room = budget
-    if beside:
-        room = int(room / (1 + sequence.computed / _EVEN_CONTEXT))
-    if others:
-        room = -(-room // 2)
-    return min(sequence.pending, max(room, 1), budget)
+def _cost(sequence: Sequence) -> float:
+    """Of one row, in rows at the beginning of a context."""
+    return 1 + sequence.computed / _EVEN_CONTEXT
