@@ -4,8 +4,8 @@ One step, in order: (1) every running sequence that decodes gets its one token, 
 late; (2) running prompts go on, oldest first; (3) waiting requests are admitted by priority and arrival while budget,
 batch and memory have room. Beside decodes, long prompts get so little of a step that it stays within about three times
 one without them; and a prompt leaves half of what is left to those behind it, so that a short one never waits for the
-whole of a long one. When memory runs out, the sequence last in line is preempted: its blocks are freed and its tokens are
-computed again later. The first in line is never preempted for another, so something always moves on.
+whole of a long one. When memory runs out, the sequence last in line is preempted: its blocks are freed and its tokens
+are computed again later. The first in line is never preempted for another, so something always moves on.
 
 Sequences of one group have the same prompt, and its KV is computed once: whichever is admitted first computes it while
 the others wait, and then each takes up its whole blocks by reference and a copy of the last one. When one leaves early,
