@@ -143,3 +143,26 @@ async def test_the_prefix_cache_is_invisible() -> None:
                 await asyncio.gather(leaving, return_exceptions=True)
             got.append(details_of(await GENERATE.call(cached.port, prompt, **{"seed": 1, **wish})))
     assert got == expected
+
+
+async def test_best_of_returns_the_best_and_each_seed_replays(server: Server) -> None:
+    """Known bug 21: the winner has the highest mean logprob, the loser is told in full, and each seed replays."""
+    wanted = {"do_sample": True, "temperature": 1.3, "max_new_tokens": 20}
+    prompt = WORDS * 3 + "Then"
+    best = await GENERATE.call(server.port, prompt, best_of=2, **wanted)
+    details = details_of(best)
+    (other,) = details["best_of_sequences"]
+
+    def mean(answer: Any) -> float:
+        return sum(token["logprob"] for token in answer["tokens"]) / len(answer["tokens"])
+
+    assert mean(details) >= mean(other) and details["seed"] != other["seed"]
+    assert other["tokens"] != details["tokens"] and other["finish_reason"] in ("length", "eos_token")
+    for told, text in ((details, best.text), (other, other["generated_text"])):
+        alone = await GENERATE.call(server.port, prompt, seed=told["seed"], **wanted)
+        assert alone.text == text and details_of(alone)["tokens"] == told["tokens"]
+    for parameters in ({}, {"do_sample": True, "seed": 1}, {"do_sample": True, "best_of": 3}):
+        refused = await GENERATE.post(server.port, prompt, **{"best_of": 2, **parameters})
+        assert refused.status == 422 and "parameters.best_of" in str(refused.json["error"])
+    streamed = await GENERATE_STREAM.post(server.port, prompt, best_of=2, do_sample=True)
+    assert streamed.status == 422 and "stream" in str(streamed.json["error"])
