@@ -195,7 +195,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language that the answer must belong to. `value` is JSON text for `json_schema`, else the pattern."""
+    """A language that the answer must belong to.
+
+    `value` is a JSON Schema's text, a regular expression, a Lark grammar, or for `choice` a JSON list of texts.
+    """
 
     kind: Literal["json_schema", "regex", "lark", "choice"]
     value: str

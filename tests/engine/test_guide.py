@@ -17,7 +17,7 @@ import pytest
 from test_engine import BLOCK_BYTES, Running, collect, essence, idle, make_request
 from tiny_models import write_tiny_model
 
-from interlingua.contract.errors import GenerationError, NotSupportedError, ValidationError
+from interlingua.contract.errors import GenerationError, NotSupportedError, UnavailableError, ValidationError
 from interlingua.contract.events import EngineEvent, FailedEvent, FinishedEvent, FinishReason, StartedEvent, TokenEvent
 from interlingua.contract.request import Grammar, PreparedRequest, SamplingParams
 from interlingua.engine.native import guide as module
@@ -280,6 +280,32 @@ async def test_leaving_and_running_out_of_time_while_compiling(
         await idle(engine)
 
 
+async def test_stopping_while_compiling(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grammars that are being compiled, and those that wait for it: everybody is told, nobody waits."""
+    opened, started = threading.Event(), threading.Semaphore(0)
+
+    def held(self: Guides, grammar: Grammar) -> Guide:
+        started.release()
+        assert opened.wait(60)
+        raise ValidationError("grammar", "came too late")
+
+    monkeypatch.setattr(Guides, "compile", held)
+    async with run(tiny) as engine:
+        tasks = [
+            asyncio.create_task(collect(engine, guided(make_request(i, 9, 5), "regex", f"a{{{i}}}")))
+            for i in range(1, 6)
+        ]
+        for _ in range(2):
+            await asyncio.to_thread(started.acquire)
+        await engine.stop()
+        waiting = await asyncio.wait_for(asyncio.gather(*tasks[2:]), 60)
+        assert all(isinstance(error(events), UnavailableError) for events in waiting)
+        opened.set()
+        await asyncio.wait_for(asyncio.gather(*tasks[:2]), 60)
+        late = await collect(engine, guided(make_request(9, 9, 5), "regex", "b"))
+        assert isinstance(error(late), UnavailableError)
+
+
 async def test_a_limit_in_mid_answer_ends_that_request_alone(
     tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch, solo: dict[PreparedRequest, list[object]]
 ) -> None:
@@ -413,3 +439,30 @@ def test_the_vocabulary_is_cut_or_filled_to_the_models_width(tmp_path: Path) -> 
     assert allowed == [EOS, *range(token(" "), token("/") + 1)]
     guides.close()
     assert not Guides.fits(Wide(), 2)
+
+
+def test_forced_texts_are_spelled_as_the_model_would_and_never_otherwise() -> None:
+    """A tokenizer that puts a space before every text, one that knows other tokens than it says, and one in order."""
+
+    class Spaced(Characters):
+        prefix_space = True
+
+        def encode(self, text: str, add_special: bool = True) -> list[int]:
+            return [token(" "), *(0 if character == "\x02" else token(character) for character in text)]
+
+    class Wrong(Characters):
+        def encode(self, text: str, add_special: bool = True) -> list[int]:
+            return [token("x"), 1_000] if "a" in text else []
+
+    for vocabulary in (Spaced(), Wrong(), Characters()):
+        guides = Guides(vocabulary, 96, lambda: None)
+        guide = asyncio.run(guides.make(Grammar("regex", "baab c")))
+        text = ""
+        while not guide.allowed[EOS // 32] >> EOS & 1:
+            (chosen,) = [i for i in range(96) if guide.allowed[i // 32] >> i % 32 & 1][:1]
+            text += vocabulary.token_bytes[chosen].decode()
+            guide.expect()
+            guide.advance(chosen)
+            assert not guide.failed
+        assert text == "baab c"
+        guides.close()

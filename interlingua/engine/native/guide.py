@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from interlingua.contract.errors import ValidationError
+from interlingua.contract.errors import UnavailableError, ValidationError
 from interlingua.contract.request import Grammar
 from interlingua.text.grammar import FIELD, guidance_source, refusal
 
@@ -147,7 +147,14 @@ class Guides:
         return any(i < vocab_size for i in vocabulary.eos_ids)
 
     async def make(self, grammar: Grammar) -> Guide:
-        """A guide at the grammar's beginning, its mask ready. Raises ValidationError for what cannot be followed."""
+        """A guide at the grammar's beginning, its mask ready.
+
+        Raises:
+            ValidationError: it cannot be followed.
+            UnavailableError: `close` was called.
+        """
+        if self._closed:
+            raise UnavailableError("the engine does not take requests any more")
         future = self._compiled.get(grammar)
         if future is None:
             future = self._compiled[grammar] = self._compiling.submit(self.compile, grammar)
@@ -161,6 +168,10 @@ class Guides:
                 compiled = await asyncio.shield(asyncio.wrap_future(future))
         except TimeoutError:
             raise ValidationError(FIELD, f"could not be compiled within {COMPILE_SECONDS:g} seconds") from None
+        except asyncio.CancelledError:
+            if future.cancelled():  # by `close`, and not this request by its client
+                raise UnavailableError("the server is stopping") from None
+            raise
         except ValidationError:
             if self._compiled.get(grammar) is future:
                 del self._compiled[grammar]
