@@ -53,7 +53,7 @@ _DRAFTS: Final = frozenset(
     f"json-schema.org/{draft}/schema" for draft in ("draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
 )
 _CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
-_REPEATED = re.compile(rf"\\.|{_CLASS}|(?P<twice>[*+?}}][*+])", re.DOTALL)
+_REPEATED = re.compile(rf"\\(?:[pPxuU]\{{[^}}]*\}}|.)|{_CLASS}|(?P<twice>[*+?}}][*+])", re.DOTALL)
 # Control characters but \b \t \n \f \r, as they are and as a pattern spells them.
 _NAMELESS = re.compile("[\0-\x07\x0b\x0e-\x1f\x7f]")
 _HEX = "0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF]"

@@ -163,6 +163,29 @@ async def test_company_is_invisible(tiny: ModelFiles, solo: dict[PreparedRequest
             assert essence(events) == solo[request]
 
 
+async def test_children_of_one_group_each_have_a_matcher(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the prompt's blocks, not their places in the grammar; also where masks come late."""
+    base = guided(make_request(31, 70, 80), "regex", REGEX)
+    children = [replace(base, sampling=replace(base.sampling, do_sample=True, seed=i)) for i in range(6)]
+    async with run(tiny, prefix_cache=False) as engine:
+        alone = [essence(await collect(engine, child)) for child in children]
+    assert len({repr(events) for events in alone}) > 3
+    advance, draw = Guide.advance, random.Random(3)
+
+    def late(self: Guide, token: int) -> None:
+        time.sleep(draw.choice((0, 0, 0.005)))
+        advance(self, token)
+
+    monkeypatch.setattr(Guide, "advance", late)
+    for options in ({}, {"kv_memory": 9 * BLOCK_BYTES}):
+        async with run(tiny, **options) as engine:
+            together = await asyncio.wait_for(
+                asyncio.gather(*(collect(engine, replace(child, group="g")) for child in children)), 60
+            )
+            await idle(engine)
+        assert [essence(events) for events in together] == alone
+
+
 class Gate:
     """Holds up every mask until it is opened."""
 

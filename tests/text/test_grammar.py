@@ -393,6 +393,7 @@ def test_regex_refusals(pattern: str, says: str) -> None:
 
 def test_repetitions_in_classes_and_escapes_are_characters(reader: Reader) -> None:
     assert accepts(reader.compile("regex", "[*+]+\\*+[]+*]+(?:a*)*a+?"), "*+***]+a")
+    assert accepts(reader.compile("regex", "\\p{L}+\\x{41}*\\}+\\u{e9}+a{2}?"), "éAA}}éaa")
 
 
 def test_choices_are_literal(reader: Reader) -> None:
