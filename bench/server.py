@@ -59,6 +59,19 @@ class Server:
         pairs = (line.split() for line in lines if line[0] != "#" and "{" not in line)
         return {name: float(value) for name, value in pairs}
 
+    def endings(self) -> dict[str, int]:
+        """Requests by how they ended: `received`, `success`, and the kinds of failures."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=20) as page:
+            text = page.read().decode()
+        failures = re.findall(r'^tgi_request_failure\{err="(\w+)"\} (\d+)$', text, re.MULTILINE)
+        gauges = {name: re.search(rf"^tgi_request_{name} (\d+)$", text, re.MULTILINE) for name in ("count", "success")}
+        assert gauges["count"] is not None and gauges["success"] is not None
+        return {
+            "received": int(gauges["count"][1]),
+            "success": int(gauges["success"][1]),
+            **{kind: int(count) for kind, count in failures},
+        }
+
     def resident_now(self) -> int:
         """Resident memory in bytes."""
         return resident_of(self.process.pid)

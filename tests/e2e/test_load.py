@@ -1,22 +1,26 @@
-"""Many clients at once, and clients that vanish. `bench/soak.py` does the same for as long as you like."""
+"""The short form of `bench/soak.py`, which goes on as long as you like; SOAK_SECONDS=120 makes this one two minutes."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 from server import running
 from soak import GROWTH, POOL, soak
 
+SECONDS = float(os.environ.get("SOAK_SECONDS", "11"))
 
-async def test_32_streams_and_100_vanishing_clients_leave_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every joined stream equals its whole answer, before and after; gauges are at zero and memory is flat."""
+
+async def test_mixed_clients_bursts_and_vanishing_ones_leave_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every joined stream equals its whole answer, before and after; every request has one ending; memory is flat."""
     with running(POOL) as server:
-        report = await soak(server, seconds=6, streams=32, cases=28, vanishing=100)
+        report = await soak(server, seconds=SECONDS, streams=24, cases=28, vanishing=60)
         with capsys.disabled():
-            print(f"\n{report.streams} streams in {report.seconds} s, {report.preemptions} preemptions, ", end="")
-            print(f"memory {report.resident_mb} MB ", end="")
+            print(f"\n{report.streams} streams in {report.seconds} s, endings {report.endings}, ", end="")
+            print(f"{report.preemptions} preemptions, memory {report.resident_mb} MB ", end="")
         assert report.faults == []
-        assert report.vanished == 100
-        assert report.streams >= 64
+        assert report.streams >= 28 and report.vanished >= 60
+        assert report.bursts > 0 and report.refused > 0
         after = await soak(server, seconds=0, streams=8, cases=8)
         assert after.faults == []
         assert after.answers.items() <= report.answers.items()
