@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from calls import GENERATE, GENERATE_STREAM, ROOT, ROOT_STREAM, ROUTES, TGI_ROUTES, TRITON, Reply, Route
+from calls import GENERATE, GENERATE_STREAM, MODEL, ROOT, ROOT_STREAM, ROUTES, TGI_ROUTES, TRITON, Reply, Route
 from server import Server, running
 from sockets import ask
 
@@ -69,6 +69,52 @@ async def test_tgis_frequency_penalty_is_its_formula(wide: Server, frequency: fl
         best = max(scores.values())
         assert scores[token["id"]] >= best - 1e-4
         ids.append(token["id"])
+
+
+@pytest.mark.parametrize(("frequency", "presence"), [(2.0, 0.0), (0.0, 2.0), (-1.5, 0.5)])
+async def test_openais_penalties_are_their_formula(wide: Server, frequency: float, presence: float) -> None:
+    """f * count + p over the answer alone: what is chosen beats each alternative, and the prompt counts for nothing."""
+    body = {"model": MODEL, "prompt": CATS, "temperature": 0, "max_tokens": 16, "logprobs": 5}
+    penalties = {"frequency_penalty": frequency, "presence_penalty": presence}
+    reply = await ask(wide.port, "POST", "/v1/completions", {**body, **penalties})
+    plain = await ask(wide.port, "POST", "/v1/completions", body)
+    assert reply.status == plain.status == 200, reply.body
+    logprobs = reply.json["choices"][0]["logprobs"]
+    assert logprobs["tokens"][0] == plain.json["choices"][0]["logprobs"]["tokens"][0]
+    assert logprobs["tokens"] != plain.json["choices"][0]["logprobs"]["tokens"]
+    seen: Counter[str] = Counter()
+
+    def score(token: str, logprob: float) -> float:
+        return logprob - frequency * seen[token] - presence * (seen[token] > 0)
+
+    for token, logprob, top in zip(*(logprobs[k] for k in ("tokens", "token_logprobs", "top_logprobs")), strict=True):
+        assert score(token, logprob) >= max(score(*one) for one in top.items()) - 1e-3
+        seen[token] += 1
+
+
+async def test_every_parameter_of_openais_route_reaches_the_sampler(wide: Server) -> None:
+    """Each changes an answer as it must, or is refused with the field's name."""
+    body = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
+
+    async def text(**more: Any) -> str:
+        reply = await ask(wide.port, "POST", "/v1/completions", {**body, **more})
+        assert reply.status == 200, reply.body
+        answer = reply.json["choices"][0]["text"]
+        assert isinstance(answer, str)
+        return answer
+
+    greedy = await text()
+    forced = (await ask(wide.port, "POST", "/tokenize", {"inputs": " cat"})).json[-1]["id"]
+    assert await text(logit_bias={str(forced): 100}) == " cat" * 12
+    assert await text(temperature=1.5, seed=3, min_p=1.0) == greedy
+    assert await text(temperature=1.5, seed=3) != greedy
+    assert await text(repetition_penalty=1.8) != greedy
+    first = (await ask(wide.port, "POST", "/tokenize", {"inputs": greedy})).json[2]["id"]
+    assert greedy.startswith(await text(stop_token_ids=[first])) and await text(stop_token_ids=[first]) != greedy
+    assert len(await text(stop_token_ids=[first], min_tokens=10)) > len(await text(stop_token_ids=[first]))
+    for wrong in ({"logit_bias": {"99999999": 5}}, {"stop_token_ids": [99999999]}):
+        reply = await ask(wide.port, "POST", "/v1/completions", {**body, **wrong})
+        assert reply.status == 400 and next(iter(wrong)) in reply.json["error"]["message"]
 
 
 async def test_repetition_penalty_reaches_the_prompt(wide: Server) -> None:
