@@ -23,6 +23,7 @@ STATUSES: Statuses = {
     "validation": (400, _INVALID),
     "payload_too_large": (413, _INVALID),
     "unauthorized": (401, _INVALID),
+    "forbidden": (403, _INVALID),
     "not_found": (404, _INVALID),
     "method_not_allowed": (405, _INVALID),
     "overloaded": (429, "rate_limit_error"),

@@ -14,6 +14,7 @@ Schema = dict[str, Any]
 _ERROR_WORDS = {
     400: "The request is wrong; the message names the field, its range and the value.",
     401: "No key, or a wrong one.",
+    403: "Not for this caller.",
     404: "No such route or model.",
     405: "The route does not take this method.",
     413: "The body is over the limit.",
