@@ -143,7 +143,12 @@ CASES = {
     "some_layers": Case(
         "gqa_tied",
         lambda module: ".layers.1." in module and not module.endswith("o_proj"),
-        config={"target_modules": list(ALL), "layers_to_transform": [1], "exclude_modules": ["o_proj"]},
+        config={
+            "target_modules": list(ALL),
+            "layers_to_transform": 1,
+            "layers_pattern": "layers",
+            "exclude_modules": ["o_proj"],
+        },
     ),
     "patterns_of_rank_and_alpha": Case(
         "gqa_tied",

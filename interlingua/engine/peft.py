@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +23,9 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 _MAX_CONFIG_BYTES = 1 << 20
 _ALL_LINEAR = "all-linear"
 # Patterns come with the adapter, and Python's matcher holds the interpreter's lock: what could take exponential or
-# high polynomial time is refused. A quantified group may nest repeats; the rest costs at most length^_MAX_REPEATS.
+# high polynomial time is refused. A quantified group may nest repeats; the rest costs at most length^repeats.
 _MAX_PATTERN, _MAX_REPEATS = 2048, 5
+_MAX_KEYS, _MAX_KEY_REPEATS, _MAX_COSTLY_KEYS = 4096, 3, 64  # of rank_pattern and alpha_pattern
 _REPEAT = re.compile(r"(?<!\\)[*+{]")
 _QUANTIFIED_GROUP = re.compile(r"\)[*+{]")
 
@@ -44,7 +45,7 @@ _REFUSED = (
 _OTHER_BASE = ("pissa", "olora", "corda", "loftq")
 
 T = TypeVar("T")
-Matcher = str | tuple[str, ...]  # a regular expression, or names of modules or their endings
+Matcher = str | re.Pattern[str] | tuple[str, ...]  # "all-linear", a pattern, or names of modules or their endings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +58,19 @@ class LoraConfig:
     targets: Matcher
     excluded: Matcher = ()
     layers: tuple[int, ...] | None = None  # None = all
-    layers_pattern: tuple[str, ...] = ()
-    ranks: Mapping[str, int] = field(default_factory=dict)  # by pattern
-    alphas: Mapping[str, float] = field(default_factory=dict)
+    layers_patterns: tuple[re.Pattern[str], ...]  # with a group `layer`, its number
+    ranks: tuple[tuple[re.Pattern[str], int], ...] = ()  # the first pattern that ends a module's name rules
+    alphas: tuple[tuple[re.Pattern[str], float], ...] = ()
 
     @property
     def highest_rank(self) -> int:
-        return max(self.rank, *self.ranks.values()) if self.ranks else self.rank
+        return max(self.rank, *(rank for _, rank in self.ranks)) if self.ranks else self.rank
 
     def changes(self, module: str) -> bool:
         """Whether the adapter has weights for linear layer `module` (`model.layers.0.self_attn.q_proj`)."""
-        if self.excluded and _matches(self.excluded, module):
+        if _matches(self.excluded, module) or not _matches(self.targets, module):
             return False
-        if self.targets == _ALL_LINEAR:
-            return True
-        if not _matches(self.targets, module):
-            return False
-        return isinstance(self.targets, str) or self.layers is None or self._layer(module) in self.layers
+        return not isinstance(self.targets, tuple) or self.layers is None or self._layer(module) in self.layers
 
     def rank_of(self, module: str) -> int:
         return _by_pattern(self.ranks, module, self.rank)
@@ -84,23 +81,18 @@ class LoraConfig:
         return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
 
     def _layer(self, module: str) -> int | None:
-        for pattern in self.layers_pattern or (r"[^.]*",):
-            if match := re.match(rf".*\.{pattern}\.(\d+)\.", module):
-                return int(match.group(1))
-        return None
+        found = (pattern.match(module) for pattern in self.layers_patterns)
+        return next((int(match["layer"]) for match in found if match), None)
 
 
 def _matches(matcher: Matcher, module: str) -> bool:
-    if isinstance(matcher, str):
-        return re.fullmatch(matcher, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in matcher)
+    if isinstance(matcher, tuple):
+        return any(module == name or module.endswith(f".{name}") for name in matcher)
+    return matcher == _ALL_LINEAR if isinstance(matcher, str) else matcher.fullmatch(module) is not None
 
 
-def _by_pattern(values: Mapping[str, T], module: str, default: T) -> T:
-    for pattern, value in values.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
+def _by_pattern(values: tuple[tuple[re.Pattern[str], T], ...], module: str, default: T) -> T:
+    return next((value for pattern, value in values if pattern.match(module)), default)
 
 
 def read_config(folder: Path, max_rank: int) -> LoraConfig:
@@ -148,7 +140,9 @@ def _checked(document: Mapping[str, Any], max_rank: int) -> LoraConfig:
         layers = tuple(layers) if isinstance(layers, list) else (layers,)
         if not all(isinstance(layer, int) for layer in layers):
             raise _BadConfigError(f"`layers_to_transform` must hold numbers of layers, got {_shown(layers)}")
-    patterns = document.get("layers_pattern") or ()
+    patterns = document.get("layers_pattern") or "[^.]*"
+    if not isinstance(patterns, str | list):
+        raise _BadConfigError(f"`layers_pattern` must be a text or a list of texts, got {_shown(patterns)}")
     return LoraConfig(
         rank=_rank(document.get("r"), "r", max_rank),
         alpha=_number(document.get("lora_alpha"), "lora_alpha"),
@@ -156,14 +150,11 @@ def _checked(document: Mapping[str, Any], max_rank: int) -> LoraConfig:
         targets=targets,
         excluded=_matcher(document, "exclude_modules"),
         layers=layers or None,
-        layers_pattern=_patterns([patterns] if isinstance(patterns, str) else patterns, "layers_pattern"),
-        ranks={
-            key: _rank(value, f"rank_pattern.{key}", max_rank)
-            for key, value in _table(document, "rank_pattern").items()
-        },
-        alphas={
-            key: _number(value, f"alpha_pattern.{key}") for key, value in _table(document, "alpha_pattern").items()
-        },
+        layers_patterns=_patterns(
+            [patterns] if isinstance(patterns, str) else patterns, "layers_pattern", 1, r".*\.{}\.(?P<layer>\d+)\."
+        ),
+        ranks=_table(document, "rank_pattern", lambda value, key: _rank(value, key, max_rank)),
+        alphas=_table(document, "alpha_pattern", _number),
     )
 
 
@@ -172,33 +163,46 @@ def _matcher(document: Mapping[str, Any], key: str) -> Matcher:
     if value is None:
         return ()
     if isinstance(value, str):
-        return _patterns([value], key)[0]
+        return value if value == _ALL_LINEAR else _patterns([value], key)[0]
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise _BadConfigError(f"`{key}` must be a text or a list of texts, got {_shown(value)}")
     return tuple(value)
 
 
-def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _table(
+    document: Mapping[str, Any], key: str, read: Callable[[object, str], T]
+) -> tuple[tuple[re.Pattern[str], T], ...]:
     value = document.get(key) or {}
     if not isinstance(value, dict):
         raise _BadConfigError(f"`{key}` must be an object, got {_shown(value)}")
-    _patterns(list(value), key)
-    return value
+    costly = sum(_REPEAT.search(pattern) is not None for pattern in value)
+    if len(value) > _MAX_KEYS or costly > _MAX_COSTLY_KEYS:
+        raise _BadConfigError(
+            f"`{key}` must have at most {_MAX_KEYS} patterns, {_MAX_COSTLY_KEYS} of them with repeats, "
+            f"got {len(value)} and {costly}"
+        )
+    patterns = _patterns(list(value), key, _MAX_KEY_REPEATS, r"(.*\.)?({})$")
+    values = [read(given, f"{key}.{pattern[:80]}") for pattern, given in value.items()]
+    return tuple(zip(patterns, values, strict=True))
 
 
-def _patterns(patterns: Sequence[str], key: str) -> tuple[str, ...]:
+def _patterns(
+    patterns: Sequence[str], key: str, repeats: int = _MAX_REPEATS, inside: str = "{}"
+) -> tuple[re.Pattern[str], ...]:
+    """Each pattern, in the place of `{}` of `inside`, compiled and known to be quick."""
+    compiled = []
     for pattern in patterns:
         try:
-            re.compile(pattern)
-        except (re.error, TypeError, RecursionError, OverflowError):
+            compiled.append(re.compile(inside.replace("{}", pattern)))
+        except (re.error, TypeError, AttributeError, RecursionError, OverflowError):
             raise _BadConfigError(f"`{key}` must be a regular expression, got {_shown(pattern)}") from None
-        costly = _QUANTIFIED_GROUP.search(pattern) or len(_REPEAT.findall(pattern)) > _MAX_REPEATS
+        costly = _QUANTIFIED_GROUP.search(pattern) or len(_REPEAT.findall(pattern)) > repeats
         if costly or len(pattern) > _MAX_PATTERN:
             raise _BadConfigError(
-                f"`{key}` must be a pattern of at most {_MAX_PATTERN} characters and {_MAX_REPEATS} repeats, "
+                f"`{key}` must be a pattern of at most {_MAX_PATTERN} characters and {repeats} repeats, "
                 f"none of a group, got {_shown(pattern)}"
             )
-    return tuple(patterns)
+    return tuple(compiled)
 
 
 def _rank(value: object, key: str, max_rank: int) -> int:

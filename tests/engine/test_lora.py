@@ -429,6 +429,18 @@ WRONG: dict[str, tuple[Spoil, str]] = {
     "pattern of doom": (config_with(target_modules="(a+)+$"), "repeats, none of a group"),
     "pattern of doom in ranks": (config_with(rank_pattern={"(.*)*x": 4}), "`rank_pattern` must be a pattern"),
     "too many repeats": (config_with(target_modules=".*.*.*.*.*.*x"), "5 repeats"),
+    "repeats in a rank's pattern": (config_with(rank_pattern={".*.*.*.*x": 4}), "3 repeats"),
+    "pattern that breaks inside": (config_with(rank_pattern={"(?i)q_proj": 4}), "`rank_pattern` must be a regular"),
+    "layers pattern broken": (config_with(layers_pattern="(", layers_to_transform=1), "`layers_pattern` must be"),
+    "layers pattern no text": (config_with(layers_pattern=[3], layers_to_transform=1), "`layers_pattern` must be"),
+    "layers pattern an object": (
+        config_with(layers_pattern={"a": 1}, layers_to_transform=[1]),
+        "`layers_pattern` must",
+    ),
+    "layers no numbers": (config_with(layers_to_transform=["1"]), "`layers_to_transform` must hold numbers"),
+    "too many patterns": (config_with(rank_pattern={f"m{i}": 4 for i in range(4097)}), "at most 4096 patterns"),
+    "too many slow patterns": (config_with(alpha_pattern={f".*{i}": 4 for i in range(65)}), "64 of them with repeats"),
+    "the slowest good pattern": (config_with(target_modules=".*.*.*.*.*x"), "targets no linear layer"),
     "targets the head": (
         weights_with(lambda w: w.update(lm_head=w[Q0]), target_modules=[*ALL, "lm_head"]),
         "tensor base_model.model.lm_head.lora_A.weight is no LoRA matrix of a linear layer",

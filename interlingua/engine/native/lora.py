@@ -52,8 +52,11 @@ def read_adapter(
     """
     config = read_config(folder, max_rank)
     parts = {part.module: part for linear in adaptable for part in linear.parts}
+    ranks = {module: config.rank_of(module) for module in parts if config.changes(module)}  # patterns may be slow: once
+    if not ranks:
+        raise ModelError(f"{folder}: the configuration targets no linear layer of this model")
     path = folder / WEIGHTS_FILE
-    tensors = _matrices(path, _read(path, parts, config), parts, config)
+    tensors = _matrices(path, _read(path, parts, ranks), parts, ranks, config)
     adapter = LoraAdapter()
     try:
         for linear in adaptable:
@@ -64,9 +67,9 @@ def read_adapter(
     return adapter, config.highest_rank
 
 
-def _read(path: Path, parts: Mapping[str, Part], config: LoraConfig) -> bytes:
+def _read(path: Path, parts: Mapping[str, Part], ranks: Mapping[str, int]) -> bytes:
     """The file, read as a whole: a mapped file that somebody cuts short would end the process."""
-    most = 4 * sum(config.rank_of(name) * (part.inputs + len(part.rows)) for name, part in parts.items())
+    most = 4 * sum(rank * (parts[module].inputs + len(parts[module].rows)) for module, rank in ranks.items())
     try:
         if not path.is_file():
             raise ModelError(f"{path}: is missing; adapters are read from safetensors alone")
@@ -80,27 +83,25 @@ def _read(path: Path, parts: Mapping[str, Part], config: LoraConfig) -> bytes:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _matrices(path: Path, data: bytes, parts: Mapping[str, Part], config: LoraConfig) -> dict[str, tuple[F32, F32]]:
+def _matrices(
+    path: Path, data: bytes, parts: Mapping[str, Part], ranks: Mapping[str, int], config: LoraConfig
+) -> dict[str, tuple[F32, F32]]:
     """(A [rank, inputs], scale * B [outputs, rank]) by module, complete and of the right shapes."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in safetensors_in(path, data).items():
         match = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
         if match is None or match[1] not in parts:
             raise ModelError(f"{path}: tensor {name} is no LoRA matrix of a linear layer of this model")
-        if not config.changes(match[1]):
+        if match[1] not in ranks:
             raise ModelError(f"{path}: tensor {name} belongs to no module that the configuration targets")
         found.setdefault(match[1], {})[match[2]] = tensor
     matrices: dict[str, tuple[F32, F32]] = {}
-    for module, part in parts.items():
-        if not config.changes(module):
-            continue
-        pair, rank = found.get(module, {}), config.rank_of(module)
+    for module, rank in ranks.items():
+        part, pair = parts[module], found.get(module, {})
         a = _matrix(path, module, "A", pair.get("A"), (rank, part.inputs))
         b = _matrix(path, module, "B", pair.get("B"), (len(part.rows), rank))
         with np.errstate(over="ignore"):
             matrices[module] = a, _finite(path, module, "B", b * np.float32(config.scale_of(module)))
-    if not matrices:
-        raise ModelError(f"{path.parent}: the configuration targets no linear layer of this model")
     return matrices
 
 
