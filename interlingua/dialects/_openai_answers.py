@@ -148,9 +148,6 @@ class ChatEncoder:
             return b""
         frames: list[bytes] = []
         choice = self.choices.setdefault(event.choice, _Choice(self.make_reader(False)))
-        if not choice.begun:
-            choice.begun = True
-            frames.append(self._chunk(event.choice, {"role": "assistant", "content": ""}))
         pieces: list[Piece] = []
         if isinstance(event, TextToken):
             if self.top is not None and not event.special:
@@ -158,6 +155,10 @@ class ChatEncoder:
             pieces = choice.reader.push(self.shown.text(event))
         if event.summary is not None:
             pieces += choice.reader.finish()
+        if not choice.begun and (pieces or event.summary is not None):
+            choice.begun = True
+            content = None if pieces and pieces[0].kind == "call" else ""
+            frames.append(self._chunk(event.choice, {"role": "assistant", "content": content}))
         frames += [self._delta(event.choice, choice, piece) for piece in pieces]
         if event.summary is not None:
             self.usage.add(event.choice, event.summary)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "dialects"))
+sys.path[:0] = [str(HERE.parent / "dialects"), str(HERE.parents[1] / "bench")]
 
 from served import Served, running  # noqa: E402 - found on the path above
+from server import running as serving  # noqa: E402 - found on the path above
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +42,10 @@ def clients_python(request: pytest.FixtureRequest) -> Path:
             pytest.skip(f"the clients could not be installed: {done.stderr.strip().splitlines()[-1]}")
         complete.touch()
     return python
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[str]:
+    """The URL of the program itself, serving the demo model in a process of its own."""
+    with serving() as server:
+        yield server.url

@@ -436,12 +436,12 @@ def test_a_chats_stream_is_its_answer(
     assert len({chunk["id"] for chunk in chunks}) == 1
     for choice in whole["choices"]:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
-        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert own[0]["delta"] == {"role": "assistant", "content": None if "tool_calls" in own[1]["delta"] else ""}
         assert [one["finish_reason"] for one in own[:-1]] == [None] * (len(own) - 1)
         assert own[-1]["finish_reason"] == choice["finish_reason"] and own[-1]["delta"] == {}
         deltas = [one["delta"] for one in own]
         message = choice["message"]
-        assert "".join(delta.get("content", "") for delta in deltas) == (message["content"] or "")
+        assert "".join(delta.get("content") or "" for delta in deltas) == (message["content"] or "")
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message.get("reasoning_content", "")
         calls: list[dict[str, str]] = []
         for delta in deltas:
