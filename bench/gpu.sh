@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
 model="${1:-build/demo-safetensors}"
 [ -f "$model/config.json" ] || "$python" scripts/demo_safetensors.py "$model"
-"$python" -m pytest tests/vllm/test_processors.py
+"$python" -m pytest tests/vllm_engine/test_processors.py
 INTERLINGUA_TEST_FLAGS="$model --engine vllm --served-model-name smollm2-135m-instruct --max-seq-len 2048" \
     "$python" -m pytest -m "not bit_exact" tests/e2e/test_routes.py tests/e2e/test_samples.py
 exec "$python" bench/over_vllm.py "$model" --streams 32 128

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One model over two machines: on the head `ray-two-nodes.sh head MODEL`, on the other `ray-two-nodes.sh worker HEAD_ADDRESS`.
+# One model over two machines: on the head `bash ray-two-nodes.sh head MODEL`, on the other `… worker HEAD_ADDRESS`.
 # Each machine needs the same environment with interlingua[vllm] and ray, and the model under the same path. Options after
 # MODEL go to `interlingua serve`. Unseen: this project has no second machine.
 set -euo pipefail

@@ -169,6 +169,8 @@ nb::ndarray<nb::numpy, const uint16_t, nb::ndim<1>> kv_block(const Model& model,
 
 NB_MODULE(_native, m) {
   m.doc() = "Native engine of interlingua: packed weights, KV pool, one call a step.";
+  // A daemon thread may hold a model when the interpreter ends, and with it the process.
+  nb::set_leak_warnings(false);
   m.attr("KV_BLOCK") = kKvBlock;
   m.attr("LATE") = kLate;
   m.attr("DROPPED") = kDropped;

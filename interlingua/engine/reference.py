@@ -26,7 +26,7 @@ No client notices which one answers: every engine takes token ids and gives toke
 
 "Our processor" is a logits processor in vLLM's workers (`interlingua/engine/vllm_processors.py`); it changes only rows that
 ask for something of its own, with the order and, within float tolerance, the results of the native sampler
-(`tests/vllm/test_processors.py`). Differences that remain:
+(`tests/vllm_engine/test_processors.py`). Differences that remain:
 
 - `top_n_tokens` gives exactly n alternatives; the native engine also gives those that tie with the last.
 - A grammar's mask is computed in the worker's step and so delays its neighbours, where the native engine lets the row sit out.

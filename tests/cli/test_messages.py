@@ -24,7 +24,7 @@ from interlingua.cli.parser import COMMANDS
         (["serve", "one", "two"], "unexpected argument 'two'"),
         (["serve", "--port", "x"], "--port: must be an integer from 0 to 65535, got 'x'"),
         (["serve", "--port"], "--port: expected one argument"),
-        (["serve", "--engine", "gpu"], "--engine: must be one of native, echo, got 'gpu'"),
+        (["serve", "--engine", "gpu"], "--engine: must be one of native, vllm, auto, echo, got 'gpu'"),
         (["serve", ""], "MODEL: must be a text that is not empty, got ''"),
         (["generate", "model"], "the following arguments are required: PROMPT"),
         (["pull"], "the following arguments are required: NAME"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from interlingua.cli import parser
-from interlingua.cli.kinds import Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
+from interlingua.cli.kinds import Arguments, Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
 from interlingua.cli.options import BY_NAME, OPTIONS, Group, Option, Options
 from interlingua.cli.settings import Notes, UsageError, resolve
 
@@ -25,6 +25,8 @@ def sample(option: Option) -> tuple[str, object, object]:
         return "3MiB", "3MiB", 3 * 1024**2
     if isinstance(kind, NamedFolders):
         return "a=/x,b/c=y z", {"a": "/x", "b/c": "y z"}, (("a", "/x"), ("b/c", "y z"))
+    if isinstance(kind, Arguments):
+        return "tensor-parallel-size=4", {"tensor-parallel-size": 4}, ("tensor-parallel-size=4",)
     if isinstance(kind, Texts):
         return "END", ["END"], ("END",)
     if isinstance(kind, Number):
