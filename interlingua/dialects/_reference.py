@@ -181,10 +181,12 @@ _TOKENS = """\
 | POST `/tokenize` | `inputs` as on TGI | a list of `{id, text, start, stop}`; the last two count bytes of UTF-8 |
 | POST `/tokenize` | `prompt`, `add_special_tokens` (true), `return_token_strs` (false): vLLM's | \
 `count`, `max_model_len`, `tokens` (ids), `token_strs` |
+| POST `/tokenize` | `messages` and more of a chat completion, `return_token_strs` | the same of the templated text |
+| POST `/chat_tokenize` | a chat completion's | `tokenize_response` as the list above, `templated_text` |
 | POST `/v1/tokenizer` | `inputs`, `do_decode` (true) | `token_number`, `tokens`: their texts; the tokens \
 of one character have one text |
 
-They take no permit. A body with both keys on `/tokenize` is vLLM's.
+They take no permit. On `/tokenize` `prompt` counts before `messages`, and both before `inputs`.
 """
 
 _CONTROL = """\

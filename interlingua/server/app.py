@@ -83,7 +83,7 @@ class App:
                     self._tables[Plane.DATA].add(route.method, path, endpoint)
         self.system_routes = (
             *System(service, self.keys, wire, self._dialects).routes(),
-            *Tokens(service, settings, self.keys, wire).routes(),
+            *Tokens(service, settings, self.keys, wire, self.served_settings).routes(),
             *KServe(service, settings, self.keys, wire).routes(),
             *Control(service, settings, self.admin_keys, wire, self.stop).routes(),
             *Models(service, self.keys).routes(),

@@ -17,6 +17,7 @@ from interlingua.dialects._control_table import (
     TOKEN_STRINGS,
 )
 from interlingua.dialects._fields import Field
+from interlingua.dialects._openai_openapi import chat_body
 from interlingua.dialects._openapi import INTEGER, STRING, array, nullable, object_of, record
 from interlingua.dialects._tgi_table import INPUTS, MINDIE
 from interlingua.server.openapi_kserve import operation
@@ -59,8 +60,8 @@ def paths(wire: DialectSettings) -> dict[str, dict[str, Any]]:
     inputs = object_of([INPUTS], MINDIE, wire, [INPUTS.name])
     of_inputs = inputs["properties"]
     shapes = {
-        "anyOf": [inputs, body([PROMPT, ADD_SPECIAL, TOKEN_STRINGS], PROMPT)],
-        "description": "`inputs` asks for TGI's list, `prompt` for vLLM's object.",
+        "anyOf": [inputs, body([PROMPT, ADD_SPECIAL, TOKEN_STRINGS], PROMPT), chat_body(wire)],
+        "description": "`inputs` asks for TGI's list, `prompt` and `messages` for vLLM's object.",
     }
     tokenizer = record(of_inputs | body([DO_DECODE])["properties"], [INPUTS.name])
     probe = {"type": "string", "pattern": "^timed(-[0-9]{1,3})?$"}
@@ -79,6 +80,14 @@ def paths(wire: DialectSettings) -> dict[str, dict[str, Any]]:
                 {"anyOf": [array(_SPAN) | {"description": "`start` and `stop` are bytes of UTF-8."}, _VLLM_TOKENS]},
                 *(401, 413, 422, 503),
                 body=shapes,
+            )
+        },
+        "/chat_tokenize": {
+            "post": operation(
+                "the text that the chat template makes of a conversation, and its tokens",
+                record({"tokenize_response": array(_SPAN), "templated_text": STRING}),
+                *(401, 413, 422, 503),
+                body=chat_body(wire),
             )
         },
         "/v1/tokenizer": {

@@ -8,13 +8,14 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from interlingua.contract.dialect import DialectSettings, Reply
+from interlingua.contract.dialect import DialectSettings, Reply, WireRequest
 from interlingua.contract.errors import NotSupportedError, ValidationError
-from interlingua.contract.request import MediaPart, TextPart, TextPrompt
+from interlingua.contract.request import ChatPrompt, MediaPart, TextPart, TextPrompt
 from interlingua.dialects._control_table import ADD_SPECIAL, COLUMN, DO_DECODE, PROMPT, TOKEN_STRINGS
 from interlingua.dialects._fields import read_field
 from interlingua.dialects._json import Document, parse_object
 from interlingua.dialects._tgi_table import INPUTS, MINDIE
+from interlingua.dialects.openai import decode_chat
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
 from interlingua.server.middleware import check_key, read_body
@@ -32,24 +33,47 @@ _SLICE: Final = 2048  # tokens that are written at once
 class Tokens:
     """The handlers. Holds no state of its own."""
 
-    def __init__(self, service: Service, settings: ServerSettings, keys: Keys, wire: DialectSettings) -> None:
+    def __init__(
+        self,
+        service: Service,
+        settings: ServerSettings,
+        keys: Keys,
+        wire: DialectSettings,
+        served: Callable[[], DialectSettings],
+    ) -> None:
+        """`served` gives the dialects' settings with what the loaded model adds."""
         self._service = service
+        self._served = served
         self._settings = settings
         self._keys = keys
         self._wire = wire
 
     def routes(self) -> Iterator[SystemRoute]:
         yield SystemRoute("POST", "/tokenize", self.tokenize)
+        yield SystemRoute("POST", "/chat_tokenize", self.chat_tokenize)
         yield SystemRoute("POST", "/v1/tokenizer", self.tokenizer)
 
     async def tokenize(self, exchange: Exchange) -> None:
-        """Two shapes, told apart by the body: `prompt` is vLLM's, `inputs` TGI's."""
+        """Three shapes, told apart by the body: `prompt` and `messages` are vLLM's, `inputs` is TGI's."""
         document = await self._body(exchange)
         if document.root.get("prompt") is not None:
             answer = await self._vllm(document)
+        elif document.root.get("messages") is not None:
+            strings = read_field(document, TOKEN_STRINGS, COLUMN, self._wire)
+            answer = await self._counted(await self._rendered(exchange, document), strings)
         else:
             answer = await self._tgi(document)
         await self._reply(exchange, answer)
+
+    async def chat_tokenize(self, exchange: Exchange) -> None:
+        """TGI's: the text that the chat template makes of a conversation, and its tokens."""
+        prompt = await self._rendered(exchange, await self._body(exchange))
+        spans = await self._service.token_spans(prompt)
+
+        def write() -> bytes:
+            return b'{"tokenize_response":%b,"templated_text":%b}' % (_rows(spans), orjson.dumps(prompt.text))
+
+        await self._reply(exchange, await _beside(len(spans) > _SLICE, write))
 
     async def tokenizer(self, exchange: Exchange) -> None:
         """The vendor's: how many tokens a text has, and their texts; those of one character are joined to one."""
@@ -66,13 +90,7 @@ class Tokens:
     async def _tgi(self, document: Document) -> bytes:
         """A list of tokens, each with the bytes of the text that it stands for."""
         spans = await self._inputs(document)
-
-        def write() -> bytes:
-            """Slice by slice: one call over a million objects would hold up every other thread."""
-            slices = (spans[first : first + _SLICE] for first in range(0, len(spans), _SLICE))
-            return b"[%b]" % b",".join(orjson.dumps([_row(span) for span in part])[1:-1] for part in slices)
-
-        return await _beside(len(spans) > _SLICE, write)
+        return await _beside(len(spans) > _SLICE, lambda: _rows(spans))
 
     async def _vllm(self, document: Document) -> bytes:
         text: str = read_field(document, PROMPT, COLUMN, self._wire)
@@ -80,6 +98,9 @@ class Tokens:
         strings = read_field(document, TOKEN_STRINGS, COLUMN, self._wire)
         document.close()
         prompt = TextPrompt((TextPart(text),), PROMPT.name, add_special=add_special is not False)
+        return await self._counted(prompt, strings)
+
+    async def _counted(self, prompt: TextPrompt, strings: bool | None) -> bytes:
         spans = await self._service.token_spans(prompt)
 
         def write() -> bytes:
@@ -89,6 +110,22 @@ class Tokens:
             return orjson.dumps({"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": texts})
 
         return await _beside(len(spans) > _SLICE, write)
+
+    async def _rendered(self, exchange: Exchange, document: Document) -> TextPrompt:
+        """The text of the conversation in a body like that of a chat completion. Raises RequestError."""
+        wire = WireRequest(
+            method=exchange.method,
+            path=exchange.path,
+            path_params=exchange.path_params,
+            headers=exchange.headers,
+            body=document.raw,
+            request_id=exchange.request_id,
+        )
+        settings = self._served()
+        call = await _beside(len(document.raw) > _INLINE_BYTES, lambda: decode_chat(wire, settings))
+        prompt = call.request.prompt
+        assert isinstance(prompt, ChatPrompt)
+        return await self._service.render(prompt)
 
     async def _inputs(self, document: Document) -> Sequence[TokenSpan]:
         parts = read_field(document, INPUTS, MINDIE, self._wire)
@@ -120,6 +157,12 @@ class Tokens:
         self._service.metrics.requests += 1
         self._service.metrics.successes += 1
         await exchange.reply(Reply(200, answer))
+
+
+def _rows(spans: Sequence[TokenSpan]) -> bytes:
+    """Slice by slice: one call over a million objects would hold up every other thread."""
+    slices = (spans[first : first + _SLICE] for first in range(0, len(spans), _SLICE))
+    return b"[%b]" % b",".join(orjson.dumps([_row(span) for span in part])[1:-1] for part in slices)
 
 
 def _row(span: TokenSpan) -> dict[str, Any]:

@@ -22,6 +22,7 @@ CHECKS = (
     "response_schema_conformance",
     "negative_data_rejection",
 )
+PARAMETERS = {"model": MODEL, "version": "1", "probe": "timed", "owner": "owner"}  # of paths
 EXAMPLES = os.environ.get("SCHEMATHESIS_EXAMPLES", "40")  # of each operation
 PHASES = os.environ.get("SCHEMATHESIS_PHASES", "fuzzing")  # "coverage,fuzzing": the schemas' edges, too
 
@@ -33,7 +34,7 @@ def test_the_openapi_page(served: Served, clients_python: Path, tmp_path: Path) 
             for parameter in operation.get("parameters", []):
                 if parameter["in"] == "query":
                     continue
-                served_value = {"model": MODEL, "version": "1", "probe": "timed"}[parameter["name"]]
+                served_value = PARAMETERS[parameter["name"]]
                 assert "{" + parameter["name"] + "}" in path
                 parameter["schema"] = {"type": "string", "enum": [served_value]}
     description = tmp_path / "openapi.json"

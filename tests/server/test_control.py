@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from interlingua.server.run import serve
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits
 from interlingua.service.service import ServedModel
+from interlingua.text.chat_template import ChatTemplate
 
 READING = (
     "/v1/config",
@@ -358,6 +360,32 @@ async def test_the_vendors_tokenizer(start: Start):
     for bad in ({}, {"inputs": ""}, {"inputs": 1}, {"inputs": "a", "do_decode": 1}, b"[]", b'{"inputs":"\\ud800"}'):
         answer = await site.post("/v1/tokenizer", bad)
         assert (answer.status, answer.json["error_type"]) == (422, "validation"), bad
+
+
+async def test_conversations_are_templated_and_tokenised(start: Start):
+    home_made = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    site = await start(loaded=False, limits=Limits(max_concurrent_requests=1))
+    site.home.service.attach(replace(served(site.home.engine), chat=ChatTemplate(home_made)))
+    body = {"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "t"}]}
+    text = "<user>é<assistant>t>"
+    answer = (await site.post("/chat_tokenize", body)).json
+    assert answer["templated_text"] == text and len(answer["tokenize_response"]) == len(text.encode())
+    assert answer["tokenize_response"][0] == {"id": 60, "text": "<", "start": 0, "stop": 1}  # no BOS of the tokenizer's
+    counted = (await site.post("/tokenize", body | {"return_token_strs": True})).json
+    assert counted["tokens"] == list(text.encode()) and counted["count"] == len(counted["token_strs"]) == len(
+        text.encode()
+    )
+    assert (await site.post("/tokenize", body | {"prompt": "a"})).json["tokens"] == [256, 97]
+    for path in ("/chat_tokenize", "/tokenize"):
+        for bad in ({"messages": []}, {"messages": "x"}, {"messages": [{"role": "user"}]}, {"messages": [{}]}):
+            got = await site.post(path, bad)
+            assert (got.status, got.json["error_type"]) == (422, "validation"), (path, bad)
+    assert (await site.post("/chat_tokenize", {})).status == 422
+    plain = await start()
+    got = await plain.post("/chat_tokenize", body)  # a model without a template
+    assert (got.status, set(got.json)) == (422, {"error", "error_type"})
 
 
 async def test_vllms_form_of_tokenize(start: Start):
