@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import socket
+import struct
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from served import Served, say
+from served import EOS, ByteTokenizer, Served, say
 from wire import SETTINGS, SETUPS, attribute, call, call_or_reply
 from wire_cases import ADAPTERS, MODEL, NO_BOOLEANS, NO_INTEGERS, NO_NUMBERS
-from wire_client import Got, metric, send, together, wait_until
+from wire_client import Got, connect, metric, send, together, wait_until
 
 from interlingua.contract import errors
 from interlingua.contract.dialect import Call, Reply
 from interlingua.contract.events import FailedEvent, TextToken
 from interlingua.contract.request import ChatPrompt, Grammar, TokenPrompt
 from interlingua.dialects import openai
+from interlingua.engine.echo import EchoEngine
+from interlingua.server.app import build_app
+from interlingua.server.routes import discover
+from interlingua.server.run import bind, listening
+from interlingua.server.settings import ServerSettings
+from interlingua.service.service import ServedModel, Service
+from interlingua.text.chat_template import ChatTemplate
 
 CHAT, COMPLETIONS, VLLM = "/v1/chat/completions", "/v1/completions", "/vllm/generate"
 STATUS = {CHAT: 400, COMPLETIONS: 400, VLLM: 422}
@@ -654,3 +664,52 @@ def test_frames_of_vllms_streams(framing: Any, end: bytes, kind: str) -> None:
     failed = encoder.event(FailedEvent(errors.GenerationError("bad")))
     assert json.loads(failed.removesuffix(end).removeprefix(b"data: ")) == {"error": "bad", "error_type": "generation"}
     assert encoder.end() == b""
+
+
+# --- templates, and clients that leave -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_template_refuses_is_the_clients_error(stream: bool) -> None:
+    """And without a template the chat routes alone answer 400."""
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('No system, please') }}{% endif %}x"
+    for source, message in (
+        (refusing, "No system, please"),
+        (None, "has no chat template"),
+        ("{{ 1 +", "TemplateSyntax"),
+    ):
+        service = Service()
+        engine = EchoEngine(vocab_size=len(ByteTokenizer.token_bytes), eos_id=EOS)
+        await engine.start()
+        service.attach(ServedModel(MODEL, engine, ByteTokenizer(), chat=ChatTemplate(source)))
+        app = build_app(service, discover(), ServerSettings(port=0))
+        try:
+            async with listening(app, bind(app.settings)) as url:
+                messages = [{"role": "system", "content": "s"}, *USER]
+                got = await asyncio.to_thread(send, url, CHAT, {"messages": messages, "stream": stream})
+                assert got.status == 400 and message in got.json["error"]["message"], got.body
+                assert got.json["error"]["param"] == "messages"
+                assert (await asyncio.to_thread(send, url, COMPLETIONS, {"prompt": "Hi"})).status == 200
+        finally:
+            service.close()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("reset", [False, True])
+def test_clients_that_leave_free_everything(served: Served, path: str, reset: bool) -> None:
+    script = say(*["a"] * 100, delay=0.5)  # far longer than anybody waits
+    prompt = {"messages": [{"role": "user", "content": script}]} if path == CHAT else {"prompt": [script, script]}
+    connections = []
+    for _ in range(3):
+        connection = connect(served.url)
+        connection.request("POST", path, json.dumps({**prompt, "stream": True, "max_tokens": 200}))
+        connection.getresponse().read(200)
+        connections.append(connection)
+    assert metric(served.url, "tgi_batch_current_size") > 0
+    for connection in connections:
+        assert connection.sock is not None
+        if reset:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    wait_until(lambda: metric(served.url, "tgi_batch_current_size") == metric(served.url, "tgi_queue_size") == 0)
+    assert chat(served, say("alpha")).json["choices"][0]["message"]["content"] == "alpha"
