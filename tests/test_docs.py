@@ -17,14 +17,16 @@ from tiny_adapters import ATTENTION, adapter_weights, demo_shapes, write_adapter
 
 from interlingua.cli import parser, reference
 from interlingua.cli.options import BY_NAME, OPTIONS
-from interlingua.server.routes import discover
+from interlingua.contract.dialect import Dialect
+from interlingua.server.routes import discover, paths_of
 from interlingua.service.choices import child_seed
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8080"
-# Commands of the README that are not run as they stand, and what is checked instead.
+CALLS = (ROOT / "docs" / "calls.md").read_text(encoding="utf-8")
+# Commands of these pages that are not run as they stand, and what is checked instead.
 ELSEWHERE = {
     "./scripts/serve": "the fixture `server` starts the same command with another port",
     "./scripts/test": "that is this very run",
@@ -46,9 +48,13 @@ def commands(block: str) -> list[str]:
     return found
 
 
-EXAMPLES = [command for block in blocks(README) for command in commands(block)]
+def examples(page: str) -> list[str]:
+    return [command for block in blocks(page) for command in commands(block)]
+
+
+EXAMPLES = list(dict.fromkeys(examples(README) + examples(CALLS)))
 DECODING = (ROOT / "docs" / "decoding.md").read_text(encoding="utf-8")
-DECODING_EXAMPLES = [command for block in blocks(DECODING) for command in commands(block)]
+DECODING_EXAMPLES = examples(DECODING)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +161,7 @@ def test_seeds_of_several_answers_are_as_the_page_says() -> None:
     for seed in (0, 7, 2**64 - 1):
         for answer in range(9):
             assert names["seed_of_answer"](seed, answer) == child_seed(seed, answer)
-    for command in (command for block in blocks(page) for command in commands(block)):
+    for command in examples(page):
         parser.parse(shlex.split(command, comments=True)[1:])
 
 
@@ -166,11 +172,24 @@ def test_every_example_is_run_or_accounted_for() -> None:
         assert command in EXAMPLES
 
 
-def test_the_readme_has_an_example_of_every_generation_route() -> None:
-    paths = {request_of(command)[0].removeprefix(ADDRESS) for command in EXAMPLES if command.startswith("curl")}
+def paths_called(page: str) -> set[str]:
+    return {request_of(command)[0].removeprefix(ADDRESS) for command in examples(page) if command.startswith("curl")}
+
+
+def as_called(path: str) -> str:
+    return path.replace("{model}", "smollm2-135m-instruct")
+
+
+def test_every_generation_route_has_a_call() -> None:
     routes = {route.path for dialect in discover() for route in dialect.routes}
-    named = {route.replace("{model}", "smollm2-135m-instruct") for route in routes if "versions" not in route}
-    assert named - {"/invocations"} <= paths
+    named = {as_called(route) for route in routes if "versions" not in route}
+    assert named - {"/invocations"} <= paths_called(CALLS)
+
+
+@pytest.mark.parametrize("dialect", discover(), ids=lambda dialect: dialect.name)
+def test_the_readme_has_a_call_of_each_dialect(dialect: Dialect) -> None:
+    mounted = {as_called(path) for route in dialect.routes for path in paths_of(dialect, route.path)}
+    assert mounted & paths_called(README)
 
 
 @pytest.mark.parametrize("name", ["setup", "serve", "test", "check", "bench", "make-docs"])
