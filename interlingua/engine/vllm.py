@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,7 +19,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from interlingua.contract.engine import EngineInfo, EngineStats
-from interlingua.contract.errors import GenerationError, ModelError, UnavailableError, ValidationError
+from interlingua.contract.errors import (
+    GenerationError,
+    ModelError,
+    RequestError,
+    UnavailableError,
+    ValidationError,
+)
 from interlingua.contract.events import (
     EngineEvent,
     FailedEvent,
@@ -34,13 +41,15 @@ from interlingua.engine.peft import read_config
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+_log = logging.getLogger(__name__)
+
 PROCESSOR = "interlingua.engine.vllm_processors:Processor"
 EXTRA = "interlingua"  # key of vLLM's extra_args under which a request's parameters travel to the workers
 
 Pairs = tuple[tuple[str, str], ...]
 Place = Literal["vLLM", "our processor", "our service"]
 
-# Who does what, for docs/engines.md. A parameter of the contract that is missing here would be refused.
+# Who does what, for docs/engines.md. A test holds it to the fields of `SamplingParams`.
 CAPABILITIES: Mapping[str, Place] = {
     "temperature": "vLLM",
     "top_k": "vLLM",
@@ -77,7 +86,6 @@ class VllmOptions:
     max_seq_len: int | None = None
     kv_memory: int | None = None  # bytes on each device; None = vLLM's own share of its memory
     max_batch_size: int = 256
-    max_batch_tokens: int | None = None  # None = vLLM's own choice
     prefix_cache: bool = True
     max_lora_rank: int = 64
     max_loras: int = 0  # adapters in one batch; 0 = none can be loaded
@@ -254,7 +262,7 @@ class VllmEngine:
             if request.grammar is not None:
                 assert self._guides is not None, "the service refuses grammars where they are unsupported"
                 guide = await self._guides.make(request.grammar)
-        except ValidationError as error:
+        except RequestError as error:
             yield FailedEvent(error)
             return
         self._prompt_tokens += len(request.prompt_ids)
@@ -276,12 +284,11 @@ class VllmEngine:
                 if story.ended:
                     return
             yield FailedEvent(GenerationError("vLLM ended the request without a last token"))
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
         except Exception as error:
             if self._stopping:
                 yield FailedEvent(UnavailableError("the server is stopping"))
             else:
+                _log.exception("request %s failed in vLLM", request.request_id)
                 died = llm.errored
                 what = "the engine has failed" if died else f"vLLM refused the request ({type(error).__name__})"
                 yield FailedEvent(GenerationError(what))
@@ -299,7 +306,7 @@ class VllmEngine:
 
         class Parser(FlexibleArgumentParser):  # type: ignore[misc]
             def error(self, message: str) -> Any:
-                raise ModelError(f"vllm_args: {message}")
+                raise ModelError(f"vllm_arg: {message}")
 
         options = self._options
         words = ["--model", self._model, "--max-num-seqs", str(options.max_batch_size), "--skip-tokenizer-init"]
@@ -309,8 +316,6 @@ class VllmEngine:
             words += ["--max-model-len", str(options.max_seq_len)]
         if options.kv_memory is not None:
             words += ["--kv-cache-memory-bytes", str(options.kv_memory)]
-        if options.max_batch_tokens is not None:
-            words += ["--max-num-batched-tokens", str(options.max_batch_tokens)]
         if options.max_loras:
             words += ["--enable-lora", "--max-loras", str(options.max_loras)]
             words += ["--max-lora-rank", str(options.max_lora_rank)]

@@ -18,6 +18,8 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 
 from interlingua.contract.request import Grammar
 from interlingua.engine.native._native import green_list
+from interlingua.engine.native.guide import CACHED
+from interlingua.engine.vllm import EXTRA
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
     from interlingua.engine.native.guide import Guide, Guides
 
-EXTRA = "interlingua"
 Green = Callable[[int, float], torch.Tensor]
 
 _MASKS = 4096  # green lists that are kept, by last id and gamma
@@ -105,7 +106,7 @@ class Processor(LogitsProcessor):
 
             self._guides = Guides(Tokenizer.load(resolve(self._model)), self._vocab, lambda: None)
         if grammar not in self._compiled:
-            if len(self._compiled) >= 128:
+            if len(self._compiled) >= CACHED:
                 self._compiled.clear()
             self._compiled[grammar] = self._guides.compile(grammar)
         return self._compiled[grammar].copy()

@@ -275,6 +275,18 @@ async def test_one_compile_for_all_and_none_for_the_broken(tiny: ModelFiles, mon
         await idle(engine)
 
 
+async def test_a_fault_while_compiling_is_not_kept(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Guides, grammar: Grammar) -> Guide:
+        raise MemoryError
+
+    request = guided(make_request(1, 9, 30), "regex", REGEX)
+    async with run(tiny) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(Guides, "compile", broken)
+            assert isinstance(error(await collect(engine, request)), GenerationError)
+        assert isinstance((await collect(engine, request))[-1], FinishedEvent)
+
+
 async def test_leaving_and_running_out_of_time_while_compiling(
     tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

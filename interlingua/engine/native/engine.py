@@ -321,6 +321,7 @@ class NativeEngine:
         try:
             slot = self._add_sampler(request)
         except Exception:  # one request's state cannot be built: it ends alone
+            _log.exception("request %s: its decoding state could not be built", request.request_id)
             problem = "the request's decoding state could not be built"
             self._hand_over([(stream, FailedEvent(GenerationError(problem)))])
             return

@@ -9,6 +9,7 @@ there; neither case changes what the request answers, nor holds up its neighbour
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from interlingua.contract.errors import UnavailableError, ValidationError
+from interlingua.contract.errors import GenerationError, UnavailableError, ValidationError
 from interlingua.contract.request import Grammar
 from interlingua.text.grammar import FIELD, guidance_source, refusal
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_log = logging.getLogger(__name__)
 
 U32 = npt.NDArray[np.uint32]
 
@@ -151,6 +154,7 @@ class Guides:
 
         Raises:
             ValidationError: it cannot be followed.
+            GenerationError: the compiler failed on it, which says nothing of the grammar.
             UnavailableError: `close` was called.
         """
         if self._closed:
@@ -172,10 +176,13 @@ class Guides:
             if future.cancelled():  # by `close`, and not this request by its client
                 raise UnavailableError("the server is stopping") from None
             raise
-        except ValidationError:
-            if self._compiled.get(grammar) is future:
+        except Exception as fault:
+            if self._compiled.get(grammar) is future:  # whatever it was, the next request tries anew
                 del self._compiled[grammar]
-            raise
+            if isinstance(fault, ValidationError):
+                raise
+            _log.exception("a grammar could not be compiled")
+            raise GenerationError("its grammar could not be compiled") from None
         return compiled.copy()
 
     def submit(self, work: Sequence[tuple[Guide, int]]) -> None:
@@ -202,6 +209,7 @@ class Guides:
             try:
                 guide.advance(token)
             except Exception:  # ends this request alone
+                _log.exception("a mask could not be computed")
                 guide.failed = "its grammar could not be followed"
             if guide.missed:
                 self._notify()
