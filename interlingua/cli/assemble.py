@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from interlingua.cli.options import Options
+from interlingua.cli.options import BY_NAME, Options
 from interlingua.cli.progress import WeightsBar
 from interlingua.contract.engine import Engine
 from interlingua.contract.errors import ModelError
@@ -26,6 +26,12 @@ if TYPE_CHECKING:  # `generate` needs no server
     from interlingua.server.settings import ServerSettings
 
 T = TypeVar("T")
+
+# Options that one engine alone has a use for. Given to the other, they would be ignored in silence.
+_ENGINES_OWN = {
+    "native": ("threads", "isa", "activations", "speculate", "quantize", "max_batch_tokens"),
+    "vllm": ("vllm_arg",),
+}
 
 
 def server_settings(options: Options) -> ServerSettings:
@@ -99,6 +105,7 @@ def find(options: Options) -> ModelFiles:
 
 async def load(options: Options) -> ServedModel:
     """The model, its engine started. Blocks the event loop nowhere. Raises ModelError."""
+    _check_engines_own(options)
     with WeightsBar() as bar:
 
         def read() -> tuple[ModelFiles, Tokenizer, Engine]:
@@ -132,6 +139,15 @@ async def load(options: Options) -> ServedModel:
         chat=chat_template(options, files, tokenizer),
         watermark=Watermark(options.watermark_gamma, options.watermark_delta),
     )
+
+
+def _check_engines_own(options: Options) -> None:
+    """Raises ModelError for an option of the engine that was not chosen. With `auto` either's may be given."""
+    other = {"native": "vllm", "vllm": "native"}.get(options.engine, "")
+    for name in _ENGINES_OWN.get(other, ()):
+        if getattr(options, name) != BY_NAME[name].default:
+            hint = "; `vllm_arg` passes vLLM's own options on" if other == "native" else ""
+            raise ModelError(f"{name}: is an option of engine {other}, and engine {options.engine} was chosen{hint}")
 
 
 def _chosen_engine(options: Options) -> Options:

@@ -11,6 +11,7 @@ from interlingua.cli import assemble
 from interlingua.cli.generate import request_of
 from interlingua.cli.options import BY_NAME, Options
 from interlingua.contract.dialect import DialectSettings
+from interlingua.contract.errors import ModelError
 from interlingua.engine.native.engine import NativeOptions
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits
@@ -41,6 +42,27 @@ def test_every_option_arrives(make: Any) -> None:
             value = (not option.default) if isinstance(option.default, bool) else 77
         after = make(dataclasses.replace(Options(), **{name: value}))
         assert getattr(after, field.name) == value
+
+
+@pytest.mark.parametrize(
+    ("engine", "given"),
+    [
+        ("vllm", {"threads": 2}),
+        ("vllm", {"isa": "scalar"}),
+        ("vllm", {"activations": "int16"}),
+        ("vllm", {"speculate": 0}),
+        ("vllm", {"quantize": "int4"}),
+        ("vllm", {"max_batch_tokens": 1024}),
+        ("native", {"vllm_arg": ("tensor-parallel-size=2",)}),
+    ],
+)
+async def test_an_option_of_the_other_engine_is_refused(engine: str, given: dict[str, Any]) -> None:
+    options = dataclasses.replace(Options(), model="/nowhere", engine=engine, **given)
+    (name,) = given
+    with pytest.raises(ModelError, match=f"^{name}: .*engine {engine} was chosen"):
+        await assemble.load(options)
+    with pytest.raises(ModelError, match="nowhere"):  # `auto` takes both kinds, and looks for the model
+        await assemble.load(dataclasses.replace(options, engine="auto"))
 
 
 def test_lenient_ranges_let_longer_prompts_through_the_service_too() -> None:
