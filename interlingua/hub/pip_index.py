@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from interlingua.hub.resume import Source
@@ -59,24 +59,16 @@ def locate(requirement: str, scratch: Path) -> Link | None:
     command += ["--use-feature=fast-deps", f"--report={report}", requirement]
     working = scratch / "pip"
     working.mkdir()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(working)},
-    )
+
+    def look(size: int) -> None:
+        # With neither metadata nor ranges it fetches the whole file to read it there.
+        if size > _SEARCH_BYTES:
+            raise _TooMuchError
+
     try:
-        while process.poll() is None:
-            # With neither metadata nor ranges it fetches the whole file to read it there.
-            if size_of(working) > _SEARCH_BYTES:
-                return None
-            time.sleep(_POLL_SECONDS)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    if process.returncode != 0:
+        if run(command, working, look, subprocess.DEVNULL) != 0:
+            return None
+    except _TooMuchError:
         return None
     try:
         (found,) = json.loads(report.read_bytes())["install"]
@@ -85,6 +77,35 @@ def locate(requirement: str, scratch: Path) -> Link | None:
         return Link(str(info["url"]), hashes.get("sha256"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+class _TooMuchError(Exception):
+    """pip fetches what it was only to find."""
+
+
+def run(command: Sequence[str], working: Path, look: Callable[[int], None], log: IO[str] | int) -> int:
+    """pip's exit code; its messages go to `log`.
+
+    Args:
+        working: a folder for its temporary files, to which all that arrives is written first.
+        look: told the bytes in `working`, many times a second; what it raises ends pip.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(working)},
+    )
+    try:
+        while process.poll() is None:
+            look(size_of(working))
+            time.sleep(_POLL_SECONDS)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return process.returncode
 
 
 def source(link: Link) -> Source:
