@@ -1,7 +1,7 @@
 """The KServe v2 protocol's inference: `/v2/models/{model}[/versions/{version}]/infer`, tensors in and tensors out.
 
 `Inference` is the protocol without its transport: HTTP (here) brings tensors as JSON and binary data, gRPC
-(`server.grpc`) as protobuf, and both answer with the tensors that `Inference` makes.
+(`server.rpc`) as protobuf, and both answer with the tensors that `Inference` makes.
 """
 
 from __future__ import annotations

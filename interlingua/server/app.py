@@ -20,14 +20,13 @@ from interlingua.contract.errors import (
     MethodNotAllowedError,
     NotFoundError,
     RequestError,
-    UnavailableError,
 )
 from interlingua.contract.request import GenerationRequest
 from interlingua.server.control import Control, Stop
 from interlingua.server.exchange import Exchange, Presence
 from interlingua.server.keys import Keys
 from interlingua.server.kserve import KServe
-from interlingua.server.middleware import ClientLeftError, check_key, read_body
+from interlingua.server.middleware import INLINE_BYTES, ClientLeftError, check_key, read_body
 from interlingua.server.models import Models
 from interlingua.server.responses import Batches, RenderError, answer_stream, answer_whole
 from interlingua.server.routes import Endpoint, Handler, Plane, RouteTable, SystemRoute, paths_of
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 _log = logging.getLogger(__name__)
-
-_DECODE_INLINE = 65_536  # bytes of body; more is decoded in a thread, so that other streams keep their pace
 
 
 class Witness(Protocol):
@@ -194,8 +191,7 @@ class App:
     def _generation(self, dialect: Dialect, route: Route) -> Handler:
         async def handle(exchange: Exchange) -> None:
             check_key(exchange, self.keys)
-            if self.service.model is None:
-                raise UnavailableError("the model is loading")
+            self.service.loaded()  # before the body is read
             body = await read_body(exchange, self.settings.payload_limit)
             call = await self._decode(exchange, route, body)
             answer = answer_stream if call.stream else answer_whole
@@ -225,7 +221,7 @@ class App:
             received=int(time.time()),
         )
         settings = self.served_settings()
-        if len(body) <= _DECODE_INLINE:
+        if len(body) <= INLINE_BYTES:
             return route.decode(request, settings)
         return await asyncio.to_thread(route.decode, request, settings)
 

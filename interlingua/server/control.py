@@ -32,7 +32,7 @@ from interlingua.server.keys import Keys
 from interlingua.server.middleware import check_key, read_body
 from interlingua.server.routes import Plane, SystemRoute
 from interlingua.server.settings import ServerSettings
-from interlingua.service.service import ServedModel, Service, State
+from interlingua.service.service import Service, State
 
 _TIMED = re.compile(r"timed(?:-([0-9]{1,3}))?")
 _LONGEST_PROBE = 600  # seconds
@@ -109,7 +109,7 @@ class Control:
     # --- state ----------------------------------------------------------------------------------------------
 
     async def config(self, exchange: Exchange) -> None:
-        model, room = self._model(), self._service.room
+        model, room = self._service.loaded(), self._service.room
         await exchange.reply(
             _json(
                 {
@@ -126,7 +126,7 @@ class Control:
 
     async def status(self, exchange: Exchange) -> None:
         """The pool of KV blocks stands under the names of the device's memory; there is no second one to swap to."""
-        model, service = self._model(), self._service
+        model, service = self._service.loaded(), self._service
         stats = model.engine.stats()
         free_blocks = stats.kv_blocks_total - stats.kv_blocks_used
         ready = service.ill_health() is None
@@ -152,7 +152,7 @@ class Control:
 
     async def metrics(self, exchange: Exchange) -> None:
         """TTFT and TBT are means over the last 1,000 answers, in whole milliseconds; 0 before the first one."""
-        stats = self._model().engine.stats()
+        stats = self._service.loaded().engine.stats()
         recent = self._service.metrics.recent
         values = {
             "TTFT": recent.first_token_ms,
@@ -190,10 +190,11 @@ class Control:
 
     def _check_master(self, document: Document) -> None:
         """The model that the adapter is for, when named, is the served one."""
+        served = self._service.loaded().name
         for row in MASTER_MODELS:
             named = read_field(document, row, COLUMN, self._wire)
-            if named is not None and named != self._model().name:
-                problem = f"must be the served model, {show(self._model().name)}, got {show(named)}"
+            if named is not None and named != served:
+                problem = f"must be the served model, {show(served)}, got {show(named)}"
                 raise ValidationError(row.name, problem)
 
     # --- common ---------------------------------------------------------------------------------------------
@@ -216,12 +217,6 @@ class Control:
                 "the server was started with neither --admin-key nor --management-port"
             )
         check_key(exchange, self._admin_keys)
-
-    def _model(self) -> ServedModel:
-        model = self._service.model
-        if model is None:
-            raise UnavailableError("the model is loading")
-        return model
 
 
 def _json(value: object) -> Reply:

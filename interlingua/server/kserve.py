@@ -12,7 +12,7 @@ import orjson
 
 import interlingua
 from interlingua.contract.dialect import DialectSettings, Reply
-from interlingua.contract.errors import NotFoundError, UnavailableError, ValidationError
+from interlingua.contract.errors import NotFoundError, ValidationError
 from interlingua.dialects._fields import read_field
 from interlingua.dialects._json import parse_object
 from interlingua.dialects._kserve_table import INPUT_FIELDS, OUTPUT_FIELDS, READY, TensorField
@@ -182,9 +182,7 @@ class KServe:
 
     def _served(self, exchange: Exchange) -> ServedModel:
         """The model that the path names. Raises NotFoundError, UnavailableError."""
-        model = self._service.model
-        if model is None:
-            raise UnavailableError("the model is loading")
+        model = self._service.loaded()
         check_model(model.name, **exchange.path_params)
         return model
 

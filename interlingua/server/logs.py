@@ -74,7 +74,7 @@ class RequestLog:
                 fields["generated_tokens"] = summary.generated_tokens
                 fields["finish_reason"] = summary.finish_reason.value
                 tokens = f", {summary.prompt_tokens} tokens in, {summary.generated_tokens} out"
-            elif outcome.kind:
+            else:
                 tokens = f", {outcome.kind}"
             if self._prompts:
                 fields["prompt"] = _prompt(outcome.request)

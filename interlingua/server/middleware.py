@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from interlingua.server.keys import Keys
 
 
+INLINE_BYTES = 65_536  # a body up to here is decoded on the event loop, a longer one beside it: streams keep their pace
+
+
 class ClientLeftError(InterlinguaError):
     """The connection ended before the request was complete; nobody is there to answer."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from interlingua.contract.dialect import Reply
-from interlingua.contract.errors import NotFoundError, UnavailableError
+from interlingua.contract.errors import NotFoundError
 from interlingua.dialects._openai_openapi import ERROR
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
@@ -85,9 +85,7 @@ class Models:
         await exchange.reply(Reply(200, orjson.dumps(found)))
 
     def _models(self) -> list[dict[str, Any]]:
-        model = self._service.model
-        if model is None:
-            raise UnavailableError("the model is loading")
+        model = self._service.loaded()
 
         def entry(name: str, root: str, parent: str | None) -> dict[str, Any]:
             return {

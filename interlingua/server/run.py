@@ -8,7 +8,6 @@ import logging
 import math
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -244,8 +243,5 @@ def run(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> 
     """`serve` in a new uvloop, from a program's main thread. Returns its exit code."""
     import uvloop
 
-    # The engine's thread needs the interpreter for a moment after every step; 5 ms, Python's default, is a
-    # whole step late.
-    sys.setswitchinterval(0.0005)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(app, load, on_ready))

@@ -11,7 +11,6 @@ import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings, Reply
 from interlingua.contract.errors import (
     RequestError,
-    UnavailableError,
 )
 from interlingua.dialects import _errors
 from interlingua.server import openapi
@@ -72,10 +71,7 @@ class System:
 
     async def info(self, exchange: Exchange) -> None:
         """The keys of TGI 3 and 0.9 and of the vendor's server together."""
-        model = self._service.model
-        if model is None:
-            raise UnavailableError("the model is loading")
-        await exchange.reply(Reply(200, orjson.dumps(self._info(model))))
+        await exchange.reply(Reply(200, orjson.dumps(self._info(self._service.loaded()))))
 
     async def metrics(self, exchange: Exchange) -> None:
         await exchange.reply(Reply(200, self._service.metrics.render(), media_type=CONTENT_TYPE))

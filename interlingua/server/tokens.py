@@ -18,7 +18,7 @@ from interlingua.dialects._tgi_table import INPUTS, MINDIE
 from interlingua.dialects.openai import decode_chat
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
-from interlingua.server.middleware import check_key, read_body
+from interlingua.server.middleware import INLINE_BYTES, check_key, read_body
 from interlingua.server.routes import SystemRoute
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import TokenSpan
@@ -26,7 +26,6 @@ from interlingua.service.service import Service
 
 T = TypeVar("T")
 
-_INLINE_BYTES: Final = 65_536  # of a body that is parsed at once
 _SLICE: Final = 2048  # tokens that are written at once
 
 
@@ -122,7 +121,7 @@ class Tokens:
             request_id=exchange.request_id,
         )
         settings = self._served()
-        call = await _beside(len(document.raw) > _INLINE_BYTES, lambda: decode_chat(wire, settings))
+        call = await _beside(len(document.raw) > INLINE_BYTES, lambda: decode_chat(wire, settings))
         prompt = call.request.prompt
         assert isinstance(prompt, ChatPrompt)
         return await self._service.render(prompt)
@@ -151,7 +150,7 @@ class Tokens:
     async def _body(self, exchange: Exchange) -> Document:
         check_key(exchange, self._keys)
         body = await read_body(exchange, self._settings.payload_limit)
-        return await _beside(len(body) > _INLINE_BYTES, lambda: parse_object(body, self._wire.max_json_depth))
+        return await _beside(len(body) > INLINE_BYTES, lambda: parse_object(body, self._wire.max_json_depth))
 
     async def _reply(self, exchange: Exchange, answer: bytes) -> None:
         self._service.metrics.requests += 1

@@ -114,6 +114,12 @@ class Service:
         """The served model; None while it loads."""
         return self._model
 
+    def loaded(self) -> ServedModel:
+        """The served model. Raises UnavailableError while it loads."""
+        if self._model is None:
+            raise UnavailableError("the model is loading")
+        return self._model
+
     @property
     def room(self) -> Room:
         """The limits that hold for the served model. Only after `attach`."""
@@ -293,12 +299,10 @@ class Service:
 
     async def token_spans(self, prompt: TextPrompt) -> Sequence[TokenSpan]:
         """The prompt's tokens and their places in it, without a permit. Raises RequestError."""
-        preparer, model = self._preparer, self._model
-        if preparer is None or model is None:
-            raise UnavailableError("the model is loading")
-        preparer.check_prompt(prompt)
+        tokenizer = self.loaded().tokenizer
+        assert self._preparer is not None
+        self._preparer.check_prompt(prompt)
         text = prompt.text
-        tokenizer = model.tokenizer
         return await self._off_loop(len(text), lambda: tokenizer.encode_with_offsets(text, prompt.add_special))
 
     def token_text(self, token_id: int) -> str:
@@ -314,13 +318,12 @@ class Service:
             RequestTimeoutError: the engine has not done a step within `seconds`.
             InterlinguaError: the engine failed.
         """
-        if self._model is None:
-            raise UnavailableError(f"the server is {self._state.value}")
-        engine, begun = self._model.engine, time.monotonic()
+        model = self.loaded()
+        engine, begun = model.engine, time.monotonic()
         stream = engine.generate(
             PreparedRequest(
                 request_id=f"probe-{secrets.token_hex(8)}",
-                prompt_ids=(self._model.tokenizer.bos_id or 0,),
+                prompt_ids=(model.tokenizer.bos_id or 0,),
                 max_new_tokens=1,
                 sampling=SamplingParams(),
                 stop_token_ids=frozenset(),
@@ -340,11 +343,10 @@ class Service:
 
     async def render(self, prompt: ChatPrompt) -> TextPrompt:
         """The text of a conversation, without a permit. Raises RequestError."""
-        preparer, model = self._preparer, self._model
-        if preparer is None or model is None:
-            raise UnavailableError("the model is loading")
-        preparer.check_prompt(prompt)
-        return await model.chat.render(prompt)
+        chat = self.loaded().chat
+        assert self._preparer is not None
+        self._preparer.check_prompt(prompt)
+        return await chat.render(prompt)
 
     # --- steps of a request -------------------------------------------------------------------------------
 

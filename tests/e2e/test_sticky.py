@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from sockets import ask
 
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 CONFIG = Path(__file__).parents[2] / "deploy" / "nginx-sticky.conf"
-pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 
 async def _server(name: str, seen: Counter[tuple[str, int]]) -> asyncio.Server:
@@ -49,7 +50,7 @@ async def test_prompts_stick_and_the_dead_are_passed_over(tmp_path: Path) -> Non
     config.write_text(
         f"daemon off; pid {tmp_path}/pid; error_log stderr;\n" + text.replace("http {", "http { access_log off;")
     )
-    command = ("nginx", "-p", str(tmp_path), "-c", str(config))
+    command = (str(NGINX), "-p", str(tmp_path), "-c", str(config))
     nginx = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
     try:
         for _ in range(100):

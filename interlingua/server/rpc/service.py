@@ -28,7 +28,7 @@ from interlingua.contract.events import FailedEvent, TextEvent, TextStopped, Tex
 from interlingua.dialects.kserve import Inference
 from interlingua.dialects.triton import VERSION, check_model
 from interlingua.server import kserve
-from interlingua.server.middleware import check_authorization
+from interlingua.server.middleware import INLINE_BYTES, check_authorization
 from interlingua.server.rpc import kserve_pb2 as pb
 from interlingua.server.rpc import messages, tls
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SERVICE = "inference.GRPCInferenceService"
-_DECODE_INLINE = 65_536  # bytes of a request; more is decoded in a thread
 _QUEUED = 16  # responses of one stream that its client has not taken yet; then its requests wait
 _CALLS = 256  # of one connection at a time
 _CODES: Mapping[str, grpc.StatusCode] = {
@@ -181,7 +180,7 @@ class InferenceService:
         try:
             model = self._served(request.model_name, request.model_version).name
             arguments = (request, secrets.token_hex(16), model, self._app.served_settings())
-            if request.ByteSize() <= _DECODE_INLINE:
+            if request.ByteSize() <= INLINE_BYTES:
                 return messages.to_inference(*arguments), arrived
             return await asyncio.to_thread(messages.to_inference, *arguments), arrived
         except InterlinguaError as error:
@@ -211,9 +210,7 @@ class InferenceService:
     # --- what holds for every call --------------------------------------------------------------------------
 
     def _served(self, name: str, version: str) -> ServedModel:
-        model = self._service.model
-        if model is None:
-            raise UnavailableError("the model is loading")
+        model = self._service.loaded()
         check_model(model.name, name, version or VERSION)
         return model
 
@@ -311,10 +308,8 @@ async def listening(app: App, last_bytes: float) -> AsyncIterator[str]:
             ("grpc.max_metadata_size", settings.max_header_bytes),
             ("grpc.so_reuseport", 0),  # a second server at the same port is a mistake
             ("grpc.max_concurrent_streams", _CALLS),
-            (
-                "grpc.keepalive_time_ms",
-                60_000,
-            ),  # a peer that vanished without a word is noticed, and what it held freed
+            # A peer that vanished without a word is noticed, and what it held freed.
+            ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
         ],
     )
