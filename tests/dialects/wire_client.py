@@ -5,9 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,14 @@ def triton(url: str, path: str, text_input: Any, **parameters: Any) -> Got:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Runs calls at once, each in a thread, started in order, and returns their results in order."""
-    results: list[Any] = [None] * len(calls)
+    """Runs calls at once, each in a thread, started in order, and returns their results in order.
 
-    def run(place: int) -> None:
-        results[place] = calls[place]()
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+    Raises:
+        Exception: what the first call that failed has raised, after all have ended.
+    """
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+    return [future.result() for future in futures]
 
 
 def metric(url: str, name: str) -> float:

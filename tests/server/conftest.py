@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import uvloop
 from server_site import starting
+
+sys.path.append(str(Path(__file__).parents[1] / "dialects"))  # the front ends
 
 start = pytest.fixture(starting, name="start")
 
