@@ -142,7 +142,7 @@ def test_every_decoding_parameter_has_a_paragraph_and_a_call() -> None:
     bodies = [request_of(command)[1] or {} for command in DECODING_EXAMPLES]
     given = {name for body in bodies for name in body.get("parameters", body)}
     headings = set(re.findall(r"^### (\w+)$", DECODING, re.MULTILINE))
-    openai = {"min_p", "logit_bias", "presence_penalty", "min_tokens", "stop_token_ids"}
+    openai = {"n", "min_p", "logit_bias", "presence_penalty", "min_tokens", "stop_token_ids"}
     for name in (set(PARAMETERS.names) | openai) - {"grammar"}:
         assert name in given and name in headings, name
 

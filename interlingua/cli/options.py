@@ -261,7 +261,7 @@ class Options:
         Integer(1, 1_000_000),
         512,
         Group.LIMITS,
-        "requests inside, running and waiting; one more gets 429 at once",
+        "answers under way, running and waiting (a request for n of them counts n times); one more gets 429 at once",
     )
     max_stop_sequences: int = _option(Integer(0, 1024), 4, Group.LIMITS, "stop sequences on TGI's root route")
     max_best_of: int = _option(Integer(1, 128), 2, Group.LIMITS, "the highest `best_of`")

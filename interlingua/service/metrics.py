@@ -108,7 +108,7 @@ class Recent:
 class Metrics:
     """The counters of one service. Mutated by the service and the server on the event loop only.
 
-    `inside`, `stats` and `model_name` are set by the service: requests that hold a permit, the engine's own numbers
+    `inside`, `stats` and `model_name` are set by the service: permits taken, one for each answer, the engine's numbers
     (None while no model is loaded), and the label of vLLM's metrics.
     """
 
@@ -288,7 +288,7 @@ def _gauges(stats: EngineStats, inside: int) -> tuple[tuple[str, str, float], ..
             "tokens that the KV pool has room for",
             stats.kv_blocks_total * stats.kv_block_tokens,
         ),
-        ("interlingua_requests_inside", "requests that hold a permit", inside),
+        ("interlingua_requests_inside", "permits taken, one for each answer", inside),
         ("interlingua_kv_blocks_total", "blocks of the KV pool", stats.kv_blocks_total),
         ("interlingua_kv_blocks_used", "blocks held by running requests", stats.kv_blocks_used),
         ("interlingua_kv_block_tokens", "tokens in a block", stats.kv_block_tokens),

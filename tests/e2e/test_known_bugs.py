@@ -146,7 +146,7 @@ async def test_the_prefix_cache_is_invisible() -> None:
 
 
 async def test_best_of_returns_the_best_and_each_seed_replays(server: Server) -> None:
-    """Known bug 21: the winner has the highest mean logprob, the loser is told in full, and each seed replays."""
+    """The winner has the highest mean logprob, the loser is told in full, and each seed replays."""
     wanted = {"do_sample": True, "temperature": 1.3, "max_new_tokens": 20}
     prompt = WORDS * 3 + "Then"
     best = await GENERATE.call(server.port, prompt, best_of=2, **wanted)

@@ -32,7 +32,7 @@ def details_of(reply: Reply) -> Any:
 
 
 async def test_reported_values_are_the_models_own_whatever_filters_are_on(wide: Server) -> None:
-    """Known bugs 18 and 19: never fewer than asked, sorted, finite, the chosen one among them with the same value."""
+    """Never fewer than asked, sorted, finite, the chosen one among them with the same value."""
     wish: dict[str, Any] = {"top_n_tokens": 1024, "max_new_tokens": 1, "seed": 3}
     plain = details_of(await GENERATE.call(wide.port, "Name a colour:", **wish))
     for filters in (
@@ -118,7 +118,7 @@ async def test_every_parameter_of_openais_route_reaches_the_sampler(wide: Server
 
 
 async def test_repetition_penalty_reaches_the_prompt(wide: Server) -> None:
-    """Known bug 23: without it the word goes on; with it no token of the prompt is chosen."""
+    """Without it the word goes on; with it no token of the prompt is chosen."""
     words = "The cat sat on the mat. The cat sat on the mat. The cat sat on the"
     prompt = [token["id"] for token in (await ask(wide.port, "POST", "/tokenize", {"inputs": words})).json]
     wish: dict[str, Any] = {"max_new_tokens": 1, "top_n_tokens": 5}
@@ -132,7 +132,7 @@ async def test_repetition_penalty_reaches_the_prompt(wide: Server) -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda one: one.name)
 @pytest.mark.parametrize("sampling", SHARP, ids=str)
 async def test_extremes_are_greedy(wide: Server, route: Route, sampling: dict[str, Any]) -> None:
-    """Known bug 22: tiny temperatures and filters leave one token, and no NaN."""
+    """Tiny temperatures and filters leave one token, and no NaN."""
     greedy = await GENERATE.call(wide.port, "Once upon a time", max_new_tokens=8)
     reply = await route.call(wide.port, "Once upon a time", max_new_tokens=8, seed=5, **sampling)
     assert reply.ids == greedy.ids

@@ -213,7 +213,7 @@ async def test_any_of_several_ends_stops_and_none_comes_too_early(tiny: ModelFil
 
 
 async def test_prompt_logprobs_do_not_depend_on_the_cache(tiny: ModelFiles) -> None:
-    """Known bug 20: the same call twice, cold and warm, and after a request that filled the cache without scoring."""
+    """The same call twice, cold and warm, and after a request that filled the cache without scoring."""
     scored = make_request(5, 110, 6, logprobs=True)
     plain = replace(scored, prompt_logprobs=False)
     async with Running(tiny, prefix_cache=False) as engine:
