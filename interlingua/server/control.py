@@ -210,12 +210,16 @@ class Control:
         return value
 
     def _check_admin(self, exchange: Exchange) -> None:
-        """Raises UnauthorizedError without the admin key, ForbiddenError when there is none and clients come here."""
+        """Raises UnauthorizedError without the admin key; ForbiddenError when there is none and clients come here, or a
+        page of another origin that the operator has open: it can send GET, and needs no answer."""
         if not self._admin_keys.asked_for and self._settings.management_port is None:
             raise ForbiddenError(
                 "this changes the server's state: it needs the admin key, or an address of its own; "
                 "the server was started with neither --admin-key nor --management-port"
             )
+        page = exchange.headers.get("sec-fetch-site", "none")  # what every browser says, and nobody else
+        if not self._admin_keys.asked_for and page not in ("none", "same-origin"):
+            raise ForbiddenError("this changes the server's state, and a page of another origin asks for it")
         check_key(exchange, self._admin_keys)
 
 

@@ -38,11 +38,11 @@ def port_of(app: App, name: str) -> int:
     return urlsplit("//" + app.addresses[name].partition("//")[2]).port or 0
 
 
-async def with_key(port: int, method: str, path: str, key: str | None, body: object = b"") -> Answer:
+async def with_key(port: int, method: str, path: str, key: str | None, body: object = b"", *more: str) -> Answer:
     connection = await Connection.open(port)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = [f"content-length: {len(data)}", *([] if key is None else [f"authorization: Bearer {key}"])]
-    connection.send_head(method, path, *headers)
+    connection.send_head(method, path, *headers, *more)
     connection.writer.write(data)
     try:
         return await asyncio.wait_for(connection.answer(), 30)
@@ -217,6 +217,20 @@ async def test_a_management_address_hides_them_from_clients(start: Start):
         assert (await ask(management, "POST", path, {"inputs": "x"})).status == 404, path
     instance = (await ask(management, "GET", "/metrics-json")).json["result"][0]["metric"][0]["instance"]
     assert instance == "127.0.0.1:0"  # as it was set
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGING)
+@pytest.mark.parametrize("site_of_page", ["cross-site", "same-site"])
+async def test_a_page_that_the_operator_has_open_changes_nothing(
+    start: Start, method: str, path: str, site_of_page: str
+):
+    site = await start(script("ok"), server={"management_port": 0})
+    management = port_of(site.app, "management")
+    answer = await with_key(management, method, path, None, {}, f"sec-fetch-site: {site_of_page}")
+    assert (answer.status, answer.json["error_type"]) == (403, "forbidden")
+    assert site.home.service.ill_health() is None
+    if method == "POST":  # past the door, and found wanting
+        assert (await with_key(management, method, path, None, {}, "sec-fetch-site: same-origin")).status == 422
 
 
 async def test_metrics_on_a_port_of_their_own(start: Start):
