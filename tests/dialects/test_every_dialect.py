@@ -142,6 +142,42 @@ def test_unknown_fields_change_nothing_anywhere(served: Served, front: FrontEnd)
     assert front.read(replies[0].json, "abc") == front.read(replies[1].json, "abc")
 
 
+NAMES = (
+    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "seed", "do_sample", "watermark", "stop"),
+    *("adapter_id", "grammar", "truncate", "frequency_penalty", "best_of", "top_n_tokens", "return_full_text"),
+    *(
+        "tools",
+        "tool_choice",
+        "n",
+        "logit_bias",
+        "stream_options",
+        "logprobs",
+        "response_format",
+        "priority",
+        "timeout",
+    ),
+)
+
+
+@every
+def test_null_is_absent_and_an_integer_is_a_number(served: Served, front: FrontEnd) -> None:
+    plain = front.body("abc", 5, None, False)
+    inside = isinstance(plain.get("parameters"), dict)
+
+    def reply(more: dict[str, Any]) -> str:
+        body = {**plain, "parameters": {**plain["parameters"], **more}} if inside else {**plain, **more}
+        got = send(served.url, front.path, body)
+        assert got.status == 200, (more, got.body)
+        return front.read(got.json, "abc").text
+
+    expected = reply({})
+    assert reply(dict.fromkeys(NAMES)) == expected
+    assert reply({"temperature": 1, "repetition_penalty": 1, "seed": 7}) == expected
+    # Without a length each dialect has its documented one, and the prompt of four tokens fits in all of them.
+    name = "max_new_tokens" if inside else "max_tokens"
+    assert reply({name: None}).endswith("abc")
+
+
 @every
 def test_wrong_methods_and_paths_answer_in_each_dialects_shape(served: Served, front: FrontEnd) -> None:
     for method in ("PUT", "DELETE"):
@@ -186,6 +222,43 @@ def test_a_long_prompt_is_judged_by_its_tokens_and_not_by_its_bytes(served: Serv
     message = front.error(got)
     tokens = 3_000_000 + (front.name != "chat")  # a template writes its own BOS, or none
     assert message.startswith(f"`{front.prompt}`") and "1024" in message and str(tokens) in message
+
+
+# --- the frames of a stream ----------------------------------------------------------------------------------------
+
+
+@streaming
+def test_a_piece_is_sent_when_it_is_there(served: Served, front: FrontEnd) -> None:
+    """The first arrives while the answer is still being made; before it, however slow the prompt, there is nothing."""
+    wait_until(lambda: empty(served.url))
+    connection = connect(served.url)
+    prompt = say("a" * 200, start_delay=0.5, delay=0.1)
+    connection.request("POST", front.where(True), front.data(prompt, 300, None, True))
+    response = connection.getresponse()
+    first = response.readline()
+    assert metric(served.url, "tgi_batch_current_size") == 1, "the whole answer was waited for"
+    connection.close()
+    if front.name == "vllm":
+        assert first.startswith(b'{"text":')
+    else:
+        assert first.startswith(b"data: {") and response.headers["content-type"].startswith("text/event-stream")
+    wait_until(lambda: empty(served.url))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_counts_tokens_and_not_chunks(served: Served, path: str) -> None:
+    """Characters of several tokens, a stop inside, two answers: the engine's own count, whole and streamed."""
+    front = next(front for front in FRONT_ENDS if front.path == path)
+    for said, stops, count in ((tuple("😀é".encode()), None, 7), (("alpha", *b" beta"), ["a be"], 4)):
+        body = {**front.body(say(*said), 50, stops, False), "n": 2}
+        whole = send(served.url, path, body).json["usage"]
+        assert whole["completion_tokens"] == 2 * count
+        assert whole["total_tokens"] == whole["prompt_tokens"] + 2 * count
+        streamed = send(served.url, path, {**body, "stream": True, "stream_options": {"include_usage": True}})
+        *chunks, last = front.events(streamed)
+        assert (last["choices"], last["usage"]) == ([], whole)
+        assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
+        assert all("usage" not in chunk for chunk in front.events(send(served.url, path, {**body, "stream": True})))
 
 
 # --- refusals and faults of streams --------------------------------------------------------------------------------

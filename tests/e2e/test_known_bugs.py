@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 import pytest
-from calls import GENERATE, GENERATE_STREAM, ROOT, TRITON, TRITON_STREAM, Reply, Route
+from calls import GENERATE, GENERATE_STREAM, MODEL, ROOT, TRITON, TRITON_STREAM, Reply, Route
 from server import Server, running
-from sockets import ask
+from sockets import Answer, ask
 
 SEEDED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "seed": 42, "max_new_tokens": 16}
 WORDS = "The harbour was quiet, and the last boats came in one after another while the lamps were lit. "
@@ -35,9 +36,29 @@ async def neighbour(server: Server, number: int) -> Reply:
     return await route.call(server.port, prompt, max_new_tokens=3 + 5 * number % 23, **kinds[number % len(kinds)])
 
 
+async def stranger(server: Server, number: int) -> Answer:
+    """A neighbour from another dialect: several answers, biases, penalties of the answer alone, forced forms."""
+    prompt = f"{number}: " + WORDS * (number % 4) + "Then"
+    chat = {"messages": [{"role": "user", "content": prompt}]}
+    tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [prompt]}
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/completions", {"prompt": prompt, "n": 2, "logit_bias": {"30": 5, "31": -100}, "max_tokens": 9}),
+        ("/v1/chat/completions", {**chat, "presence_penalty": 2, "min_p": 0.1, "stream": True, "max_tokens": 12}),
+        ("/vllm/generate", {"prompt": prompt, "frequency_penalty": 2, "best_of": 2, "max_tokens": 7}),
+        ("/infer", {"inputs": prompt, "parameters": {"do_sample": True, "watermark": True, "max_new_tokens": 8}}),
+        (f"/v2/models/{MODEL}/infer", {"inputs": [tensor], "parameters": {"repetition_penalty": 2.0}}),
+        ("/v1/chat/completions", {**chat, "guided_regex": "[a-z]{4,30}", "max_tokens": 20}),
+    )
+    path, body = asked[number % len(asked)]
+    answer = await ask(server.port, "POST", path, body)
+    assert answer.status == 200, answer.body
+    return answer
+
+
 async def in_company(server: Server, others: int, *calls: Awaitable[Reply]) -> list[Reply]:
     """The replies to `calls`, which arrive one after another among `others` requests of every kind."""
-    crowd = [asyncio.create_task(neighbour(server, number)) for number in range(others)]
+    crowd: list[asyncio.Task[Any]] = [asyncio.create_task(neighbour(server, number)) for number in range(others)]
+    crowd += [asyncio.create_task(stranger(server, number)) for number in range(others // 3)]
 
     async def late(number: int, call: Awaitable[Reply]) -> Reply:
         await asyncio.sleep(0.02 * number)
@@ -166,3 +187,204 @@ async def test_best_of_returns_the_best_and_each_seed_replays(server: Server) ->
         assert refused.status == 422 and "parameters.best_of" in str(refused.json["error"])
     streamed = await GENERATE_STREAM.post(server.port, prompt, best_of=2, do_sample=True)
     assert streamed.status == 422 and "stream" in str(streamed.json["error"])
+
+
+# --- every dialect, one model --------------------------------------------------------------------------------------
+
+
+def text_of(answer: Answer) -> str:
+    """The new text of an answer or a stream of any dialect, for a prompt that says `PROMPT`."""
+    assert answer.status == 200, answer.body
+    if answer.headers["content-type"] == "application/x-ndjson":  # vLLM's streams: each line is all so far
+        told = [json.loads(answer.body.splitlines()[-1])]
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        frames = [frame.removeprefix("data: ") for frame in answer.body.decode().split("\n\n") if frame]
+        told = [json.loads(frame) for frame in frames if frame != "[DONE]"]
+    else:
+        told = [answer.json[0] if isinstance(answer.json, list) else answer.json]
+    return "".join(map(_new_text, told))
+
+
+def _new_text(one: Any) -> str:
+    if "choices" in one:
+        choice = one["choices"][0]
+        text = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content")
+    elif "outputs" in one:
+        text = next(output["data"][0] for output in one["outputs"] if output["name"] == "text_output")
+    elif "text" in one:
+        text = one["text"][0].removeprefix(PROMPT)
+    elif "token" in one:
+        text = one.get("generated_text")
+    else:
+        text = one.get("text_output", one.get("generated_text"))
+    return text or ""
+
+
+PROMPT = "The weather in the hills was"
+
+
+def asks(parameters: dict[str, Any], limit: int) -> list[tuple[str, dict[str, Any]]]:
+    """The same wish on every route that takes a plain prompt, whole and streamed."""
+    tgi = {"inputs": PROMPT, "parameters": {**parameters, "max_new_tokens": limit}}
+    triton = {"text_input": PROMPT, "parameters": {**parameters, "max_new_tokens": limit}}
+    tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [PROMPT]}
+    kserve = {"inputs": [tensor], "parameters": {**parameters, "max_new_tokens": limit}}
+    plain = {name: value for name, value in parameters.items() if name != "do_sample"}
+    openai = {"model": MODEL, "prompt": PROMPT, **plain, "max_tokens": limit}
+    return [
+        ("/generate", tgi),
+        ("/generate_stream", tgi),
+        ("/", tgi),
+        ("/", {**tgi, "stream": True}),
+        (f"/v2/models/{MODEL}/generate", triton),
+        (f"/v2/models/{MODEL}/generate_stream", triton),
+        (f"/v2/models/{MODEL}/infer", kserve),
+        ("/infer", tgi),
+        ("/infer", {**tgi, "stream": True}),
+        ("/v1/completions", openai),
+        ("/v1/completions", {**openai, "stream": True}),
+        ("/vllm/generate", openai),
+        ("/vllm/generate", {**openai, "stream": True}),
+    ]
+
+
+async def test_one_seed_says_the_same_on_every_dialect_in_any_company(server: Server) -> None:
+    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 42}
+    alone = text_of(await ask(server.port, "POST", "/generate", asks(sampling, 16)[0][1]))
+    assert len(alone) > 8
+
+    async def told(path: str, body: dict[str, Any]) -> str:
+        return text_of(await ask(server.port, "POST", path, body))
+
+    crowd = [asyncio.create_task(neighbour(server, number)) for number in range(10)]
+    texts = await asyncio.gather(*(told(path, body) for path, body in asks(sampling, 16)))
+    await asyncio.gather(*crowd)
+    assert texts == [alone] * len(texts)
+    other = [await told(path, body) for path, body in asks({**sampling, "seed": 43}, 16)[::4]]
+    assert len(set(other)) == 1 and other[0] != alone
+
+
+async def test_greedy_in_the_words_of_each_dialect(server: Server) -> None:
+    """Temperature 0 where it stands for greedy, a tiny one, a tiny top-p: the same text on all routes."""
+    greedy = text_of(await ask(server.port, "POST", "/generate", asks({}, 8)[0][1]))
+    wishes = ({"temperature": 1e-4}, {"temperature": 1e-5, "top_p": 0.9}, {"top_p": 1e-4}, {"top_k": 1})
+    for wish in wishes:
+        calls = [ask(server.port, "POST", path, body) for path, body in asks({"do_sample": True, **wish}, 8)]
+        assert [text_of(answer) for answer in await asyncio.gather(*calls)] == [greedy] * len(calls), wish
+    for path in ("/v1/completions", "/vllm/generate"):
+        for temperature in (0, 0.0, 1e-12):
+            body = {"model": MODEL, "prompt": PROMPT, "temperature": temperature, "max_tokens": 8}
+            assert text_of(await ask(server.port, "POST", path, body)) == greedy
+    for one in (1, 1.0):  # no filter, however it is written
+        body = {"model": MODEL, "prompt": PROMPT, "temperature": 0.9, "seed": 5, "max_tokens": 8}
+        plain = text_of(await ask(server.port, "POST", "/v1/completions", body))
+        assert text_of(await ask(server.port, "POST", "/v1/completions", {**body, "top_p": one})) == plain
+
+
+async def test_values_of_impossible_tokens_are_still_json(server: Server) -> None:
+    """A grammar or top-k of 1 that leaves one token: the raw model's values, finite, and as many as were asked for."""
+
+    def strict(answer: Answer) -> Any:
+        def refuse(name: str) -> None:
+            raise AssertionError(name)
+
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body, parse_constant=refuse)
+
+    regex = {"grammar": {"type": "regex", "value": "zq"}, "top_n_tokens": 5, "details": True}
+    details = strict(await ask(server.port, "POST", "/generate", {"inputs": "x", "parameters": regex}))["details"]
+    assert all(len(top) >= 5 for top in details["top_tokens"])
+    values = [one["logprob"] for top in details["top_tokens"] for one in top] + [
+        token["logprob"] for token in details["tokens"]
+    ]
+    assert all(-1000 < value <= 0 for value in values)
+    body = {"prompt": "green tree house", "echo": True, "logprobs": 5, "top_k": 1, "max_tokens": 2, "seed": 1}
+    (choice,) = strict(await ask(server.port, "POST", "/v1/completions", {"model": MODEL, **body}))["choices"]
+    first, *others = choice["logprobs"]["token_logprobs"]
+    assert first is None and len(others) > 3 and all(-1000 < value <= 0 for value in others)
+    assert choice["text"].startswith("green tree house")
+
+
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no"}}}}, "no"),
+    ({"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "circle"),
+    ({"guided_json": "{oops"}, "guided_json"),
+    ({"guided_regex": "a**"}, "repetition"),
+    ({"guided_regex": "["}, "unclosed"),
+    ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
+]
+
+
+async def test_broken_grammars_of_other_dialects_leave_nothing_behind(server: Server) -> None:
+    """Refused before the first byte, each time anew; a good one is followed after, and who runs beside is as alone."""
+    beside = GENERATE.call(server.port, "Once", max_new_tokens=24, seed=1)
+    alone = details_of(await GENERATE.call(server.port, "Once", max_new_tokens=24, seed=1))
+    running_beside = asyncio.create_task(beside)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
+    plain = {"model": MODEL, "prompt": "x", "max_tokens": 20}
+    for wish, says in BROKEN:
+        for path, body in (("/v1/chat/completions", chat), ("/v1/completions", plain), ("/vllm/generate", plain)):
+            if path == "/vllm/generate" and "response_format" in wish:
+                continue  # not a field of this route
+            for stream in (False, True, False):
+                answer = await ask(server.port, "POST", path, {**body, **wish, "stream": stream})
+                assert answer.status == (422 if path == "/vllm/generate" else 400), (path, wish, answer.body)
+                assert answer.headers["content-type"] == "application/json" and says in answer.body.decode()
+    answer = await ask(server.port, "POST", "/v1/completions", {**plain, "guided_regex": "ab{2}c"})
+    assert text_of(answer) == "abbc"
+    assert details_of(await running_beside) == alone
+
+
+async def test_a_pool_too_small_for_all_is_invisible() -> None:
+    """Streams of every kind, each of which needs a good part of the pool: as alone, and some were put back."""
+    regex = {"grammar": {"type": "regex", "value": "[a-z ]{40,120}"}}
+    wishes: tuple[tuple[Route, dict[str, Any]], ...] = (
+        (GENERATE_STREAM, {}),
+        (TRITON_STREAM, {"do_sample": True, "temperature": 1.1}),
+        (GENERATE_STREAM, {"repetition_penalty": 1.4, "do_sample": True}),
+        (GENERATE_STREAM, {"do_sample": True, "frequency_penalty": 1.5, "typical_p": 0.6}),
+        (GENERATE_STREAM, regex),
+        (GENERATE_STREAM, {"do_sample": True, **regex}),
+        (GENERATE_STREAM, {"watermark": True, "stop": [" the lamp"]}),
+        (ROOT, {"do_sample": True, "top_n_tokens": 3}),
+    )
+
+    async def call(server: Server, number: int) -> tuple[str, list[int], list[str] | None, str]:
+        route, wish = wishes[number % len(wishes)]
+        prompt = f"{number}. " + WORDS * 2
+        reply = await route.call(server.port, prompt, max_new_tokens=90, seed=number + 1, **wish)
+        return reply.text, reply.ids, reply.pieces, reply.finish_reason
+
+    async def chat(server: Server, number: int) -> str:
+        messages = [{"role": "user", "content": f"{number}. " + WORDS * 2}]
+        body = {"model": MODEL, "messages": messages, "seed": number, "presence_penalty": 1, "max_tokens": 90}
+        return text_of(await ask(server.port, "POST", "/v1/chat/completions", {**body, "stream": True}))
+
+    with running(["--kv-memory", "16MiB", "--max-seq-len", "300"]) as server:
+        calls = [*(lambda n=n: call(server, n) for n in range(16)), *(lambda n=n: chat(server, n) for n in range(4))]
+        alone = [await one() for one in calls]
+        assert server.gauge("interlingua_preemptions_total") == 0
+        together = await asyncio.wait_for(asyncio.gather(*(one() for one in calls)), 300)
+        assert together == alone
+        assert server.gauge("interlingua_preemptions_total") > 0
+        assert server.gauge("interlingua_kv_blocks_used") == 0
+
+
+async def test_health_is_good_during_the_longest_prefill(server: Server) -> None:
+    """A prompt of thousands of tokens, a body of megabytes: life and readiness answer, another stream goes on."""
+    prompt = " ".join(f"{number} boats" for number in range(700))
+    long = asyncio.create_task(GENERATE.call(server.port, prompt, max_new_tokens=1))
+    large = asyncio.create_task(ask(server.port, "POST", "/generate", {"inputs": "boats " * 900_000}))
+    other = asyncio.create_task(GENERATE_STREAM.call(server.port, "Once", max_new_tokens=40, ignore_eos=True))
+    seen = 0
+    while not (long.done() and large.done() and other.done()):
+        for path in ("/health", "/v2/health/live", "/v2/health/ready"):
+            assert (await asyncio.wait_for(ask(server.port, "GET", path), 10)).status == 200
+            seen += 1
+        await asyncio.sleep(0.05)
+    assert seen > 10
+    assert details_of(await long)["prompt_tokens"] > 2000
+    assert (await large).status == 422
+    assert len((await other).ids) == 40

@@ -58,6 +58,27 @@ def turn(role: str, content: Any = "u", **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
+# --- no model yet --------------------------------------------------------------------------------------------------
+
+
+async def test_before_the_model_each_dialect_says_so_and_its_first_request_after_is_served(start: Start) -> None:
+    site = await start(loaded=False)
+    for front in FRONT_ENDS:
+        for stream in (False, True) if front.stream_path else (False,):
+            got = await site.post(front.where(stream), front.body("abc", 3, None, stream))
+            assert (got.status, got.headers["content-type"]) == (503, "application/json"), (front.name, got.body)
+            assert list(got.json) == (["error"] if front.is_openai else ["error", "error_type"])
+    chat = ChatTemplate("{{ messages[0].content }}")
+    site.home.service.attach(ServedModel(MODEL, site.home.engine, ByteTokenizer(), chat=chat))
+    assert (await site.ask("GET", f"/v2/models/{MODEL}/ready")).status == 200
+    for front in FRONT_ENDS:
+        assert (await site.post(front.path, front.body("abc", 3, None, False))).status == 200
+    site.home.service.begin_stop()
+    for front in FRONT_ENDS:
+        assert (await site.post(front.path, front.body("abc", 3, None, False))).status == 503
+    site.home.service.close()
+
+
 # --- chat templates ------------------------------------------------------------------------------------------------
 
 # As several published templates do: no system role, and turns that alternate.
