@@ -29,9 +29,10 @@ T = TypeVar("T")
 
 # Options that one engine alone has a use for. Given to the other, they would be ignored in silence.
 _ENGINES_OWN = {
-    "native": ("threads", "isa", "activations", "speculate", "quantize", "max_batch_tokens"),
+    "native": ("threads", "isa", "activations", "speculate", "quantize"),
     "vllm": ("vllm_arg",),
 }
+_DEFAULT_BATCH_TOKENS = BY_NAME["max_batch_tokens"].default
 
 
 def server_settings(options: Options) -> ServerSettings:
@@ -226,6 +227,8 @@ def _vllm(options: Options, files: ModelFiles, tokenizer: Tokenizer) -> Engine:
             max_seq_len=options.max_seq_len,
             kv_memory=options.kv_memory,
             max_batch_size=options.max_batch_size,
+            # Our default suits a CPU.
+            max_batch_tokens=None if options.max_batch_tokens == _DEFAULT_BATCH_TOKENS else options.max_batch_tokens,
             prefix_cache=options.prefix_cache,
             max_lora_rank=options.max_lora_rank,
             max_loras=int(loras),

@@ -46,10 +46,11 @@ vllm_arg:
 ```
 
 `true` and `false` switch flags (`enforce-eager: true`). `--max-seq-len`, `--max-batch-size`, `--kv-memory`,
-`--prefix-cache`, `--lora-adapters` and `--max-lora-rank` mean the same as with the native engine;
+`--prefix-cache`, `--lora-adapters` and `--max-lora-rank` mean the same as with the native engine, and so does
+`--max-batch-tokens`, but that its default leaves the choice to vLLM;
 `--vllm-arg max-loras=8` is how many adapters may stand in one batch. A wrong option is one line and exit code 2, and so
-is an option of the other engine's (`--threads`, `--isa`, `--activations`, `--speculate`, `--quantize`,
-`--max-batch-tokens`; `--vllm-arg` with the native one): nothing is ignored. Only `--engine auto` takes both kinds.
+is an option of the other engine's (`--threads`, `--isa`, `--activations`, `--speculate`, `--quantize`;
+`--vllm-arg` with the native one): nothing is ignored. Only `--engine auto` takes both kinds.
 
 On this project's machines there is no accelerator. `scripts/setup-vllm` makes `.venv-vllm` with vLLM's CPU build and
 `scripts/test-vllm` runs the routes' tests on it, also with two worker processes. CUDA, ROCm, TPU and Ascend are

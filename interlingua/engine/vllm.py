@@ -86,6 +86,7 @@ class VllmOptions:
     max_seq_len: int | None = None
     kv_memory: int | None = None  # bytes on each device; None = vLLM's own share of its memory
     max_batch_size: int = 256
+    max_batch_tokens: int | None = None  # None = vLLM's own choice
     prefix_cache: bool = True
     max_lora_rank: int = 64
     max_loras: int = 0  # adapters in one batch; 0 = none can be loaded
@@ -316,6 +317,8 @@ class VllmEngine:
             words += ["--max-model-len", str(options.max_seq_len)]
         if options.kv_memory is not None:
             words += ["--kv-cache-memory-bytes", str(options.kv_memory)]
+        if options.max_batch_tokens is not None:
+            words += ["--max-num-batched-tokens", str(options.max_batch_tokens)]
         if options.max_loras:
             words += ["--enable-lora", "--max-loras", str(options.max_loras)]
             words += ["--max-lora-rank", str(options.max_lora_rank)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from interlingua.cli.generate import request_of
 from interlingua.cli.options import BY_NAME, Options
 from interlingua.contract.dialect import DialectSettings
 from interlingua.contract.errors import ModelError
+from interlingua.engine import vllm
 from interlingua.engine.native.engine import NativeOptions
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits
@@ -52,7 +55,6 @@ def test_every_option_arrives(make: Any) -> None:
         ("vllm", {"activations": "int16"}),
         ("vllm", {"speculate": 0}),
         ("vllm", {"quantize": "int4"}),
-        ("vllm", {"max_batch_tokens": 1024}),
         ("native", {"vllm_arg": ("tensor-parallel-size=2",)}),
     ],
 )
@@ -63,6 +65,24 @@ async def test_an_option_of_the_other_engine_is_refused(engine: str, given: dict
         await assemble.load(options)
     with pytest.raises(ModelError, match="nowhere"):  # `auto` takes both kinds, and looks for the model
         await assemble.load(dataclasses.replace(options, engine="auto"))
+
+
+def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[vllm.VllmOptions] = []
+    monkeypatch.setattr(vllm, "VllmEngine", lambda model, options, vocabulary: made.append(options))
+    files: Any = SimpleNamespace(kind="safetensors", name="m", paths=[tmp_path / "model.safetensors"])
+    given: dict[str, Any] = {
+        "max_seq_len": 2048,
+        "kv_memory": 1 << 30,
+        "max_batch_size": 7,
+        "max_batch_tokens": 4096,
+        "prefix_cache": False,
+        "max_lora_rank": 8,
+    }
+    tokenizer: Any = None
+    for options in (Options(), Options(**given, vllm_arg=("max-loras=3", "dtype=float16"))):
+        assemble._vllm(options, files, tokenizer)
+    assert made == [vllm.VllmOptions(), vllm.VllmOptions(**given, arguments=(("dtype", "float16"),), max_loras=3)]
 
 
 def test_lenient_ranges_let_longer_prompts_through_the_service_too() -> None:
