@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from types import TracebackType
 from typing import TypeVar
 
 from interlingua.contract.engine import Engine
@@ -42,6 +41,7 @@ from interlingua.contract.request import (
 )
 from interlingua.service import adapters
 from interlingua.service.choices import Children, Choices, children_of
+from interlingua.service.deadline import Deadline
 from interlingua.service.metrics import DROPPED, STOPPED, SUCCESS, Metrics, Outcome
 from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
 from interlingua.text.chat_template import ChatTemplate
@@ -233,11 +233,11 @@ class Service:
         kind = DROPPED  # counted when the consumer goes away first
         prepared: PreparedRequest | None = None
         children: Children | None = None
-        deadline: _Deadline | None = None
+        deadline: Deadline | None = None
         run: _Run | None = None
         try:
             model, preparer, table = self._admit(request)
-            deadline = _Deadline(timing.arrived, request.timeout or self.limits.timeout)
+            deadline = Deadline(timing.arrived, request.timeout or self.limits.timeout)
             run = self._enlist(request, deadline)
             request = await self._rendered(preparer, request, deadline)
             prepared, stops = await self._prepare(preparer, request, deadline)
@@ -376,7 +376,7 @@ class Service:
             raise UnavailableError("the engine has died")
         return self._model
 
-    def _enlist(self, request: GenerationRequest, deadline: _Deadline) -> _Run:
+    def _enlist(self, request: GenerationRequest, deadline: Deadline) -> _Run:
         """Makes the request, which holds its permits, known by its ids."""
         run = _Run({request.request_id, request.client_id or request.request_id}, request.choices, deadline)
         for name in run.ids:
@@ -393,7 +393,7 @@ class Service:
         if self._inside == 0:
             self._emptied.set()
 
-    async def _rendered(self, preparer: Preparer, request: GenerationRequest, deadline: _Deadline) -> GenerationRequest:
+    async def _rendered(self, preparer: Preparer, request: GenerationRequest, deadline: Deadline) -> GenerationRequest:
         """`request` with the text of its conversation, if it has one."""
         if not isinstance(request.prompt, ChatPrompt):
             return request
@@ -402,7 +402,7 @@ class Service:
             return replace(request, prompt=await self.render(request.prompt))
 
     async def _prepare(
-        self, preparer: Preparer, request: GenerationRequest, deadline: _Deadline
+        self, preparer: Preparer, request: GenerationRequest, deadline: Deadline
     ) -> tuple[PreparedRequest, StopMatcher | None]:
         preparer.check(request)
 
@@ -428,61 +428,6 @@ def _prompt_chars(request: GenerationRequest) -> int:
     return len(request.prompt.text) if isinstance(request.prompt, TextPrompt) else 0
 
 
-class _Deadline:
-    """Ends the waits of one request when its time is up. A context manager around each wait, used many times.
-
-    A timer cancels the task that waits, and the wait's end turns that into a RequestTimeoutError. Outside
-    of a wait nothing is interrupted: the consumer's own work between two events is not ours to cancel, and
-    the next wait then fails at once. `interrupt` ends the waits before their time.
-    """
-
-    __slots__ = ("_cancelled", "_loop", "_others", "_over", "_timer", "_waiting", "at")
-
-    def __init__(self, arrived: float, seconds: float) -> None:
-        self.at = arrived + seconds  # on the clock of time.monotonic
-        self._waiting: asyncio.Task[object] | None = None
-        self._others = 0  # cancellations that the waiting task had seen before
-        self._over: InterlinguaError | None = None  # why nothing is waited for any more
-        self._cancelled = False
-        left = max(0.0, self.at - time.monotonic())
-        self._loop = asyncio.get_running_loop()
-        error = RequestTimeoutError(f"the request's time limit of {seconds:g} seconds has passed")
-        self._timer = self._loop.call_later(left, self.interrupt, error)
-
-    def __enter__(self) -> None:
-        if self._over is not None:
-            raise self._over
-        # Asked for each time: a consumer may well wrap every step in a task of its own.
-        task = asyncio.current_task(self._loop)
-        assert task is not None
-        self._waiting = task
-        self._others = task.cancelling()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        task = self._waiting
-        self._waiting = None
-        if self._cancelled:
-            self._cancelled = False
-            assert task is not None and self._over is not None
-            # More cancellations than ours: the client left at the same moment, and that comes first.
-            if task.uncancel() <= self._others and kind is asyncio.CancelledError:
-                raise self._over from None
-
-    def close(self) -> None:
-        self._timer.cancel()
-
-    def interrupt(self, error: InterlinguaError) -> None:
-        """Ends the present wait, or else the next one, with `error`. Once: the first error stays."""
-        if self._over is not None:
-            return
-        self._over = error
-        if self._waiting is not None:
-            self._cancelled = True
-            self._waiting.cancel()
-
-
 class _StoppedError(CancelledError):
     """Somebody stopped the request by its id."""
 
@@ -492,7 +437,7 @@ class _Run:
 
     __slots__ = ("_choices", "_deadline", "ids", "permits", "stopped")
 
-    def __init__(self, ids: set[str], permits: int, deadline: _Deadline) -> None:
+    def __init__(self, ids: set[str], permits: int, deadline: Deadline) -> None:
         self.ids = ids
         self.permits = permits
         self.stopped = False
