@@ -81,7 +81,8 @@ struct AttentionArgs {
   int64_t q_stride;
   float* out;
   int64_t out_stride;
-  const uint16_t* kv;           // this layer's pool, fp16: [blocks][kv_heads][K: [2][head_dim][16], V: [32][head_dim]]
+  const uint16_t* kv;           // this layer's part of block 0, fp16: [kv_heads][K: [2][head_dim][16], V: [32][head_dim]]
+  int64_t block_stride;         // values from one block to the next
   const int32_t* block_table;   // of the sequence
   int32_t position;             // absolute position of row 0
   int32_t kv_heads, head_dim;

@@ -284,7 +284,7 @@ void Model::set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t hea
   blocks_ = blocks;
   kv_heads_ = kv_heads;
   head_dim_ = head_dim;
-  kv_ = Buffer(size_t(layers) * size_t(blocks) * kv_block_values() * sizeof(uint16_t), false);
+  kv_ = Buffer(size_t(blocks) * size_t(block_stride()) * sizeof(uint16_t));
 }
 
 int Model::add_buffer(int32_t width) { return new_buffer(width, max_rows_); }
@@ -420,14 +420,9 @@ int Model::add_sampler(SamplingParams params, const int32_t* prompt, size_t leng
 
 void Model::remove_sampler(int slot) { samplers_.erase(slot); }
 
-uint16_t* Model::kv_layer(int layer) const {
-  return kv_.as<uint16_t>() + size_t(layer) * size_t(blocks_) * kv_block_values();
-}
-
 void Model::copy_block(int32_t from, int32_t to) {
-  for (int layer = 0; layer < layers_; layer++)
-    std::memcpy(kv_layer(layer) + size_t(to) * kv_block_values(), kv_layer(layer) + size_t(from) * kv_block_values(),
-                kv_block_values() * sizeof(uint16_t));
+  const int64_t size = block_stride();
+  std::memcpy(kv_layer(0) + to * size, kv_layer(0) + from * size, size_t(size) * sizeof(uint16_t));
 }
 
 void Model::step(const StepInput& input, const StepOutput& output) {
@@ -543,7 +538,7 @@ void Model::run_rope_store(const Op& op, const StepInput& input) {
       const int32_t block = input.block_tables[int64_t(sequence) * input.max_blocks + position / kKvBlock];
       const int32_t p = position % kKvBlock;
       for (int32_t h = 0; h < kv_heads_; h++, k += dim, v += dim) {
-        uint16_t* keys = pool + (int64_t(block) * kv_heads_ + h) * 2 * kKvBlock * dim;
+        uint16_t* keys = pool + int64_t(block) * block_stride() + int64_t(h) * 2 * kKvBlock * dim;
         uint16_t* values = keys + int64_t(kKvBlock) * dim;
         kernels_->store_kv(k, v, dim, p, keys, values);
       }
@@ -571,7 +566,7 @@ void Model::run_attention(const Op& op, const StepInput& input) {
   pool_.run(int32_t(tasks_.size()), [&](int32_t i, int) {
     const AttentionTask& task = tasks_[size_t(i)];
     const int32_t row = input.offsets[task.sequence];
-    const AttentionArgs args{qkv.row(row), qkv.width, out.row(row), out.width, pool,
+    const AttentionArgs args{qkv.row(row), qkv.width, out.row(row), out.width, pool, block_stride(),
                              input.block_tables + int64_t(task.sequence) * input.max_blocks,
                              input.positions[row], kv_heads_, head_dim_, heads_per_kv_, op.window, op.f};
     kernels_->attention(args, task.kv_head, task.begin, task.end);

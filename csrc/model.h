@@ -2,6 +2,7 @@
 // load. `step` executes the program over one batch of rows, then chooses or scores tokens.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -91,8 +92,10 @@ class Model {
   int threads() const { return pool_.size(); }
   size_t weight_bytes() const;
   size_t kv_bytes() const { return kv_.size(); }
-  const uint16_t* kv_data() const { return kv_.as<uint16_t>(); }
+  // A block's values of one layer: [kv_heads][K: [2][head_dim][16], V: [32][head_dim]].
+  const uint16_t* kv_block(int32_t layer, int32_t block) const { return kv_layer(layer) + int64_t(block) * block_stride(); }
   size_t kv_block_values() const { return size_t(2) * kKvBlock * size_t(head_dim_) * size_t(kv_heads_); }
+  void fill_kv(uint16_t value) { std::fill_n(kv_.as<uint16_t>(), kv_.size() / sizeof(uint16_t), value); }
   int32_t kv_layers() const { return layers_; }
   int32_t kv_blocks() const { return blocks_; }
 
@@ -135,7 +138,9 @@ class Model {
   int new_activations(int32_t width, bool integer, bool bf16, int32_t rows);
   void expect_vector(int id, int32_t width, const char* what) const;
   void plan_attention(const StepInput& input);
-  uint16_t* kv_layer(int layer) const;
+  // The pool is [blocks][layers][values of a block's layer]: a sequence that grows touches memory that lies together.
+  uint16_t* kv_layer(int layer) const { return kv_.as<uint16_t>() + size_t(layer) * kv_block_values(); }
+  int64_t block_stride() const { return int64_t(layers_) * int64_t(kv_block_values()); }
 
   const KernelTable* kernels_;
   ThreadPool pool_;

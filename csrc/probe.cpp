@@ -75,6 +75,7 @@ double time_attention(const std::string& isa, int threads, int32_t sequences, in
   const int32_t blocks = (context + kKvBlock - 1) / kKvBlock;
   Model model(isa, threads, ActivationKind::kInt8, sequences * rows);
   model.set_kv(1, sequences * blocks, kv_heads, head_dim);
+  model.fill_kv(0x3c00);  // memory that was never written is one page of zeros
   const int qkv = model.add_buffer(width), out = model.add_buffer(heads * head_dim);
   const std::vector<float> values = waves(size_t(width), 0.23f);
   for (int32_t r = 0; r < sequences * rows; r++) std::copy(values.begin(), values.end(), model.buffer_row(qkv, r));

@@ -74,28 +74,48 @@ void ThreadPool::run_erased(int32_t count, Function function, void* context) {
     for (int32_t i = 0; i < count; i++) function(context, i, 0);
     return;
   }
+  // Nobody is inside: what workers read may be written.
   count_ = count;
   function_ = function;
   context_ = context;
   next_.store(0, std::memory_order_relaxed);
-  const uint32_t all = idle_.value.load(std::memory_order_relaxed) + uint32_t(workers_.size());
+  const uint64_t epoch = epoch_.value.load(std::memory_order_relaxed) + uint32_t(1);
+  gate_.store((epoch & 0xffffffffu) << 32 | kOpen, std::memory_order_release);
   epoch_.add(1);
   take_tasks(0);
-  for (uint32_t now = idle_.value.load(std::memory_order_acquire); now != all;) now = idle_.wait_while(now);
+  if (inside(gate_.fetch_and(~kOpen, std::memory_order_acq_rel))) {
+    for (;;) {
+      const uint32_t left = left_.value.load(std::memory_order_acquire);
+      if (!inside(gate_.load(std::memory_order_acquire))) break;
+      left_.wait_while(left);
+    }
+  }
   if (failed_.load(std::memory_order_relaxed)) {
     failed_.store(false, std::memory_order_relaxed);
     std::rethrow_exception(std::exchange(error_, nullptr));
   }
 }
 
+bool ThreadPool::join(uint32_t epoch) {
+  uint64_t gate = gate_.load(std::memory_order_acquire);
+  while (uint32_t(gate >> 32) == epoch && (gate & kOpen))
+    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel)) return true;
+  return false;
+}
+
+void ThreadPool::leave() {
+  const uint64_t gate = gate_.fetch_sub(1, std::memory_order_acq_rel) - 1;
+  if (!inside(gate) && !(gate & kOpen)) left_.add(1);
+}
+
 void ThreadPool::work(int thread) {
   FlushToZero flush;
   for (uint32_t seen = 0;;) {
-    epoch_.wait_while(seen);
-    seen++;  // an epoch ends only when every worker has been through it, so that none can be missed
+    seen = epoch_.wait_while(seen);
     if (ending_.load(std::memory_order_relaxed)) return;
+    if (!join(seen)) continue;  // over already, or another has begun
     take_tasks(thread);
-    idle_.add(1);
+    leave();
   }
 }
 

@@ -161,8 +161,7 @@ std::vector<std::string> kernel_names() {
 // One KV block of one layer as raw fp16, for tests of bit equality.
 nb::ndarray<nb::numpy, const uint16_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
   expect(layer >= 0 && layer < model.kv_layers() && block >= 0 && block < model.kv_blocks(), "no such KV block");
-  const size_t size = model.kv_block_values();
-  return {model.kv_data() + (size_t(layer) * size_t(model.kv_blocks()) + size_t(block)) * size, {size}, nb::find(model)};
+  return {model.kv_block(layer, block), {model.kv_block_values()}, nb::find(model)};
 }
 
 }  // namespace

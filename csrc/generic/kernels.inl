@@ -321,7 +321,14 @@ struct SoftmaxState {
   float out[kMaxHeadDim];
 };
 
-template <int Q>
+// Keys or values of one head in a block: a page, where the hardware's own prefetching ends.
+inline void prefetch_head(const uint16_t* values, int32_t dim) {
+  for (int32_t i = 0; i < kKvBlock * dim; i += 32) prefetch(values + i);
+}
+
+// `kAhead`: the next block's keys and this one's values are asked for while the keys are multiplied. It is for few queries,
+// which wait for memory; many find what they need in the cache.
+template <int Q, bool kAhead>
 inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
   constexpr int B = Q <= kWideQueries ? 2 : 1;  // blocks of lanes at once: both share each query value's broadcast
   const int32_t dim = args.head_dim, group = args.heads_per_kv;
@@ -352,7 +359,11 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
     const int32_t* table = args.block_table + base / kKvBlock;
     // Scores, 16 positions at a time.
     for (int32_t b = skip; b < blocks; b++) {
-      const uint16_t* keys = args.kv + (int64_t(table[b]) * args.kv_heads + kv_head) * head_size;
+      const uint16_t* keys = args.kv + table[b] * args.block_stride + kv_head * head_size;
+      if (kAhead) {
+        if (b + 1 < blocks) prefetch_head(args.kv + table[b + 1] * args.block_stride + kv_head * head_size, dim);
+        prefetch_head(keys + int64_t(kKvBlock) * dim, dim);
+      }
       for (int half = 0; half < 2; half += B) {
         F acc[B][Q];
         for (int j = 0; j < B; j++)
@@ -400,7 +411,7 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
         for (int r = 0; r < Q; r++) acc[j][r] = splat(0.0f);
       for (int32_t b = skip; b < blocks; b++) {
         const uint16_t* values =
-            args.kv + (int64_t(table[b]) * args.kv_heads + kv_head) * head_size + int64_t(kKvBlock) * dim;
+            args.kv + table[b] * args.block_stride + kv_head * head_size + int64_t(kKvBlock) * dim;
         half_chunk<Q, B>(acc, values + d, dim, kLanes, &scores[0][b * kKvBlock], kAttentionBlock);
       }
       for (int j = 0; j < B; j++)
@@ -416,17 +427,23 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
   }
 }
 
-void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
-  int32_t i = begin;
-  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<kQueryTile>(args, kv_head, i);
-  switch (end - i) {
-    case 5: attention_tile<5>(args, kv_head, i); break;
-    case 4: attention_tile<4>(args, kv_head, i); break;
-    case 3: attention_tile<3>(args, kv_head, i); break;
-    case 2: attention_tile<2>(args, kv_head, i); break;
-    case 1: attention_tile<1>(args, kv_head, i); break;
+template <bool kAhead>
+inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t count) {
+  switch (count) {
+    case 5: attention_tile<5, kAhead>(args, kv_head, begin); break;
+    case 4: attention_tile<4, kAhead>(args, kv_head, begin); break;
+    case 3: attention_tile<3, kAhead>(args, kv_head, begin); break;
+    case 2: attention_tile<2, kAhead>(args, kv_head, begin); break;
+    case 1: attention_tile<1, kAhead>(args, kv_head, begin); break;
     default: break;
   }
+}
+
+void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  if (end - begin < kQueryTile) return attention_rest<true>(args, kv_head, begin, end - begin);
+  int32_t i = begin;
+  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<kQueryTile, false>(args, kv_head, i);
+  attention_rest<false>(args, kv_head, i, end - i);
 }
 
 void rope(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin) {
