@@ -115,12 +115,21 @@ async def test_without_a_template_only_chat_is_refused(begin: Callable[..., Any]
     await site.home.emptied()
 
 
-async def test_a_conversation_that_comes_to_nothing_is_no_prompt(begin: Callable[..., Any]) -> None:
+class NoBos(ByteTokenizer):
+    """Adds nothing, and makes nothing of a space that has no width, as many normalisers do."""
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return super().encode(text.replace("\u200b", ""), add_special)
+
+
+async def test_a_prompt_that_comes_to_nothing_is_none(begin: Callable[..., Any]) -> None:
     """A tokenizer without BOS: no sequence of length 0 reaches the engine."""
-    site = await begin("{{ messages[0].content }}", ByteTokenizer(bos_id=None))
+    site = await begin("{{ messages[0].content }}", NoBos(bos_id=None))
     for front in FRONT_ENDS:
-        got = await site.post(front.path, front.body("", 3, None, False))
-        assert got.status == front.refused, (front.name, got.body)
+        for nothing in ("", "\u200b"):
+            got = await site.post(front.path, front.body(nothing, 3, None, False))
+            assert got.status == front.refused, (front.name, got.body)
+            assert f"`{front.prompt}`" in str(got.json)
         got = await site.post(front.path, front.body(" ", 3, None, False))
         assert got.status == 200, (front.name, got.body)
     got = await site.post("/v1/completions", {"model": MODEL, "prompt": [], "max_tokens": 3})
@@ -151,6 +160,9 @@ async def test_the_beginning_of_a_text_comes_once(begin: Callable[..., Any]) -> 
     site = await begin("{{ bos_token }}{{ messages[0].content }}", bos_token="<s>")
     got = await chat(site, turn("user", "Hi"), max_tokens=1)
     assert got.json["usage"]["prompt_tokens"] == 3
+    bare = await begin("{{ messages[0].content }}")
+    got = await chat(bare, turn("user", "Hi"), max_tokens=1)
+    assert got.json["usage"]["prompt_tokens"] == 2
     for text in ("Hi", "<s>Hi"):
         for front in FRONT_ENDS[:2]:
             body = front.body(text, 1, None, False)
