@@ -338,9 +338,8 @@ class _SchemaReader:
         return [("required", value)]
 
     def _count(self, value: Any, at: str, shared: bool) -> _Written:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise _wrong(at, f"must be an integer from 0 to {MAX_COUNT}", value)
-        if not 0 <= value <= MAX_COUNT:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value <= MAX_COUNT or value != int(value):  # the range first: infinity is no int
             raise _wrong(at, f"must be an integer from 0 to {MAX_COUNT}", value)
         return [(at.rpartition("/")[2], int(value))]
 

@@ -159,6 +159,8 @@ def test_what_is_not_followed_is_refused(keyword: str, place: str) -> None:
         ({"minLength": True}, "integer from 0"),
         ({"maxItems": 1_000_001}, "integer from 0 to 1000000"),
         ({"maxItems": 1e300}, "integer from 0"),
+        ('{"maxItems": 1e999}', "integer from 0"),
+        ('{"minLength": -1e999}', "integer from 0"),
         ({"pattern": 3}, "must be a text"),
         ({"pattern": "("}, "unclosed group"),
         ({"pattern": "(?=a)b"}, "look-around"),
