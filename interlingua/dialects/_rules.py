@@ -318,7 +318,7 @@ class GrammarRule:
 
 def _schema_text(body: object, suffix: str, settings: DialectSettings) -> str:
     """The text of a JSON Schema that came as an object or as a string holding one."""
-    expected = "a JSON Schema object, or the text of one"
+    expected = f"a JSON Schema object of at most {settings.max_json_depth} levels, or the text of one"
     try:
         if isinstance(body, str):
             body = parse_object(body.encode(), settings.max_json_depth).root

@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from server_site import Start
 from sockets import Answer, Connection
+from test_endings import until_inside
 
 from interlingua.contract.errors import ModelError
 from interlingua.engine.echo import Script
@@ -208,6 +209,37 @@ async def tls_post_short(port: int, papers: Papers) -> tuple[int, int]:
     status = (await connection.ask("GET", "/health")).status
     connection.close()
     return status, x509.load_der_x509_certificate(shown).serial_number
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/v1/completions"])
+async def test_leaving_over_tls_frees_everything(start: Start, papers: Papers, path: str, how: str):
+    """As without TLS: with a farewell or none, before the first token and between tokens."""
+    site = await start(Script(ids=(97,) * 8000, delay=0.005), server=papers.settings())
+    body = {"prompt": "x", "max_tokens": 8000, "stream": True}
+    if path != "/v1/completions":
+        body = {"inputs": "x", "parameters": {"max_new_tokens": 8000}}
+    for after in (0.0, 0.1):
+        connection = await open_tls(site.port, papers.client())
+        connection.send("POST", path, body)
+        await until_inside(site, 1)
+        await asyncio.sleep(after)
+        getattr(connection, how)()
+        await site.home.emptied(2.0)
+    assert site.home.service.metrics.failures == {"dropped": 2}
+
+
+async def test_a_client_that_never_reads_is_cut_off_over_tls(start: Start, papers: Papers):
+    server = papers.settings(write_timeout=0.3)
+    site = await start(Script(ids=(97,) * 100), server=server, max_context=2_000_000)
+    connection = await open_tls(site.port, papers.client())
+    connection.writer.transport.pause_reading()
+    parameters = {"max_new_tokens": 1_900_000, "ignore_eos": True}
+    connection.send("POST", "/generate_stream", {"inputs": "x", "parameters": parameters})
+    await until_inside(site, 1)
+    await site.home.emptied(30.0)
+    assert site.home.service.metrics.failures == {"dropped": 1}
+    connection.close()
 
 
 async def test_plain_http_and_old_tls_are_not_spoken_on_a_tls_port(start: Start, papers: Papers):
