@@ -29,12 +29,15 @@ def body(error: InterlinguaError, statuses: Statuses) -> bytes:
 
 
 def reply(error: InterlinguaError, statuses: Statuses) -> Reply:
-    status = _status(error, statuses)[0]
-    headers: tuple[tuple[str, str], ...] = ()
+    return Reply(_status(error, statuses)[0], body(error, statuses), headers(error))
+
+
+def headers(error: InterlinguaError) -> tuple[tuple[str, str], ...]:
+    """What HTTP says of an error in headers, whatever the shape of its body."""
     if isinstance(error, MethodNotAllowedError):
-        headers = (("allow", ", ".join(error.allowed)),)
-    elif isinstance(error, OverloadedError):
-        headers = (("retry-after", str(error.retry_after)),)
-    elif isinstance(error, UnauthorizedError):
-        headers = (("www-authenticate", "Bearer"),)
-    return Reply(status, body(error, statuses), headers)
+        return (("allow", ", ".join(error.allowed)),)
+    if isinstance(error, OverloadedError):
+        return (("retry-after", str(error.retry_after)),)
+    if isinstance(error, UnauthorizedError):
+        return (("www-authenticate", "Bearer"),)
+    return ()

@@ -7,18 +7,12 @@ import re
 import orjson
 
 from interlingua.contract.dialect import Reply
-from interlingua.contract.errors import (
-    InterlinguaError,
-    MethodNotAllowedError,
-    OverloadedError,
-    UnauthorizedError,
-    ValidationError,
-)
-from interlingua.dialects._errors import Statuses
+from interlingua.contract.errors import InterlinguaError, ValidationError
+from interlingua.dialects import _errors
 
 _INVALID = "invalid_request_error"
 # kind of error -> status, `type`
-STATUSES: Statuses = {
+STATUSES: _errors.Statuses = {
     "request": (500, "server_error"),  # a fault inside the server
     "validation": (400, _INVALID),
     "payload_too_large": (413, _INVALID),
@@ -55,12 +49,4 @@ def body(error: InterlinguaError) -> bytes:
 
 
 def reply(error: InterlinguaError) -> Reply:
-    status = STATUSES.get(error.kind, STATUSES["request"])[0]
-    headers: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, MethodNotAllowedError):
-        headers = (("allow", ", ".join(error.allowed)),)
-    elif isinstance(error, OverloadedError):
-        headers = (("retry-after", str(error.retry_after)),)
-    elif isinstance(error, UnauthorizedError):
-        headers = (("www-authenticate", "Bearer"),)
-    return Reply(status, body(error), headers)
+    return Reply(STATUSES.get(error.kind, STATUSES["request"])[0], body(error), _errors.headers(error))
