@@ -53,7 +53,7 @@ def _field(
 
 _MODEL = _field("model", Text(1, 256), "the served model", "The served model's name, or that of a loaded adapter.")
 _STREAM = _field("stream", Boolean(), "false", "Answer with server-sent events.")
-_TEXTS = Stops(items=1024, total=32768)
+_TEXTS = Stops(items=1024)
 
 _SAMPLING = (
     _field(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -184,13 +184,14 @@ class Text:
 class Stops:
     """Stop strings: one string or a list, returned as a tuple. `[]` means none; an empty string is refused.
 
-    `items` may name a setting; `chars` (of one string) and `total` (of all) are None where there is no limit.
+    `items` may name a setting; `chars` (of one string) is None where `total` (of all) is the only limit. A search for
+    stops takes some 300 bytes for each of their characters.
     `empty_is_none` takes a bare `""` as none, which is how one of the protocols writes "no stop words".
     """
 
     items: int | str
     chars: int | None = None
-    total: int | None = None
+    total: int = 32768
     empty_is_none: bool = False
     type_name: str = "string or list of strings"
 
@@ -199,6 +200,7 @@ class Stops:
             if value == "" and self.empty_is_none:
                 return ()
             self._check_one(value, "")
+            self._check_total(value, (value,))
             return (value,)
         if not isinstance(value, list):
             raise Refusal(value)
@@ -208,9 +210,12 @@ class Stops:
             raise Refusal(value, expected=f"a list of at most {limit} strings{name}", given=f"{len(value)}")
         for place, item in enumerate(value):
             self._check_one(item, f"[{place}]")
-        if self.total is not None and (total := sum(map(len, value))) > self.total:
-            raise Refusal(value, expected=f"at most {self.total} characters in all", given=f"{total}")
+        self._check_total(value, value)
         return tuple(value)
+
+    def _check_total(self, value: object, stops: Sequence[str]) -> None:
+        if (total := sum(map(len, stops))) > self.total:
+            raise Refusal(value, expected=f"at most {self.total} characters in all", given=f"{total}")
 
     def _check_one(self, item: object, suffix: str) -> None:
         if not isinstance(item, str) or item == "":
@@ -225,15 +230,13 @@ class Stops:
         return int(getattr(settings, self.items)) if isinstance(self.items, str) else self.items
 
     def accepts(self, settings: DialectSettings) -> str:
-        total = "" if self.total is None else f", {self.total} characters in all"
         name = f" ({self.items})" if isinstance(self.items, str) else ""
         empty = '"" (none), ' if self.empty_is_none else ""
-        return f"{empty}{self._one()} or a list of at most {self._items(settings)} such{name}{total}"
+        most = f"{self._items(settings)} such{name}, {self.total} characters in all"
+        return f"{empty}{self._one()} or a list of at most {most}"
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
-        one: dict[str, Any] = {"type": "string", "minLength": 1}
-        if self.chars is not None:
-            one["maxLength"] = self.chars
+        one: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": self.chars or self.total}
         bare = one if not self.empty_is_none else {**one, "minLength": 0}
         return {"anyOf": [bare, {"type": "array", "items": one, "maxItems": self._items(settings)}]}
 

@@ -135,9 +135,9 @@ PARAMETERS = Table.of(
         Field(
             name="stop",
             rules=_each(
-                Stops(items=1024, chars=1024, total=32768),
-                Stops(items="max_stop_sequences", total=32768),
-                Stops(items=1024, total=32768),
+                Stops(items=1024, chars=1024),
+                Stops(items="max_stop_sequences"),
+                Stops(items=1024),
             ),
             defaults=_same("none"),
             effect="Ends the answer when one of the strings appears in new text.",

@@ -164,15 +164,15 @@ PARAMETERS = Table.of(
         ),
         Field(
             name="stop",
-            rules=_rules(Stops(items=1024, chars=1024, total=32768), Stops(items=1024, total=32768)),
+            rules=_rules(Stops(items=1024, chars=1024), Stops(items=1024)),
             defaults=_default("none"),
             effect="Ends the answer right before one of the strings appears in new text.",
         ),
         Field(
             name="stop_words",
             rules=_rules(
-                Stops(items=1024, chars=1024, total=32768, empty_is_none=True),
-                Stops(items=1024, total=32768, empty_is_none=True),
+                Stops(items=1024, chars=1024, empty_is_none=True),
+                Stops(items=1024, empty_is_none=True),
             ),
             defaults=_default("none"),
             effect="As stop; with both given, all strings count.",

@@ -44,14 +44,14 @@ class FrontEnd:
     def is_openai(self) -> bool:
         return self.path.startswith("/v1")
 
-    def data(self, prompt: Any, limit: int = 100, stops: list[str] | None = None, stream: bool = False) -> bytes:
+    def data(self, prompt: Any, limit: int = 100, stops: str | list[str] | None = None, stream: bool = False) -> bytes:
         return json.dumps(self.body(prompt, limit, stops, stream)).encode()
 
     def where(self, stream: bool) -> str:
         return self.stream_path if stream else self.path
 
     def post(
-        self, url: str, prompt: Any, limit: int = 100, stops: list[str] | None = None, *, stream: bool = False
+        self, url: str, prompt: Any, limit: int = 100, stops: str | list[str] | None = None, *, stream: bool = False
     ) -> Got:
         return send(url, self.where(stream), self.data(prompt, limit, stops, stream))
 
@@ -71,7 +71,7 @@ class FrontEnd:
         return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
     def text(
-        self, url: str, prompt: str, limit: int = 100, stops: list[str] | None = None, *, stream: bool = False
+        self, url: str, prompt: str, limit: int = 100, stops: str | list[str] | None = None, *, stream: bool = False
     ) -> Text:
         got = self.post(url, prompt, limit, stops, stream=stream)
         assert got.status == 200, got.body
@@ -92,33 +92,33 @@ class FrontEnd:
         return message
 
 
-def _tgi(prompt: Any, limit: int, stops: list[str] | None, stream: bool) -> dict[str, Any]:
+def _tgi(prompt: Any, limit: int, stops: str | list[str] | None, stream: bool) -> dict[str, Any]:
     return {"inputs": prompt, "parameters": {"max_new_tokens": limit, "stop": stops, "details": True}}
 
 
-def _root(prompt: Any, limit: int, stops: list[str] | None, stream: bool) -> dict[str, Any]:
+def _root(prompt: Any, limit: int, stops: str | list[str] | None, stream: bool) -> dict[str, Any]:
     return {**_tgi(prompt, limit, stops, stream), "stream": stream}
 
 
-def _triton(prompt: Any, limit: int, stops: list[str] | None, stream: bool) -> dict[str, Any]:
+def _triton(prompt: Any, limit: int, stops: str | list[str] | None, stream: bool) -> dict[str, Any]:
     return {"text_input": prompt, "parameters": {"max_new_tokens": limit, "stop": stops, "details": True}}
 
 
-def _kserve(prompt: Any, limit: int, stops: list[str] | None, stream: bool) -> dict[str, Any]:
+def _kserve(prompt: Any, limit: int, stops: str | list[str] | None, stream: bool) -> dict[str, Any]:
     tensor = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [prompt]}
     return {"inputs": [tensor], "parameters": {"max_new_tokens": limit, "stop": stops or []}}
 
 
-def _native(prompt: Any, limit: int, stops: list[str] | None, stream: bool) -> dict[str, Any]:
+def _native(prompt: Any, limit: int, stops: str | list[str] | None, stream: bool) -> dict[str, Any]:
     return {"inputs": prompt, "stream": stream, "parameters": {"max_new_tokens": limit}}
 
 
-def _chat(prompt: Any, limit: int, stops: list[str] | None, stream: bool) -> dict[str, Any]:
+def _chat(prompt: Any, limit: int, stops: str | list[str] | None, stream: bool) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt}]
     return {"model": MODEL, "messages": messages, "max_tokens": limit, "stop": stops, "stream": stream}
 
 
-def _completions(prompt: Any, limit: int, stops: list[str] | None, stream: bool) -> dict[str, Any]:
+def _completions(prompt: Any, limit: int, stops: str | list[str] | None, stream: bool) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, "max_tokens": limit, "stop": stops, "stream": stream}
 
 

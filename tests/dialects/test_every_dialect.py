@@ -83,6 +83,16 @@ def test_empty_stops_are_refused_and_absent_ones_are_none(served: Served, front:
         assert front.text(served.url, say("alpha"), stops=none).text == "alpha"
 
 
+@pytest.mark.parametrize("front", [front for front in FRONT_ENDS if front.has_stops], ids=lambda front: front.name)
+def test_stops_are_bounded_in_all(served: Served, front: FrontEnd) -> None:
+    """A search for them takes memory for each of their characters: a bare string has the same limit as a list."""
+    for stops in ("x" * 32769, ["x" * 16384, "y" * 16385]):
+        got = front.post(served.url, say("alpha"), stops=stops)
+        assert got.status == front.refused and "stop" in front.error(got)
+    most = "x" * (1024 if front.name in ("tgi", "triton", "kserve") else 32768)
+    assert front.text(served.url, say("alpha"), stops=most).text == "alpha"
+
+
 # --- bodies that are none ------------------------------------------------------------------------------------------
 
 MARK = "the-prompt"
