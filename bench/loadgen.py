@@ -78,7 +78,7 @@ def _request(load: Load, number: int) -> tuple[str, dict[str, Any]]:
     }
 
 
-async def _one(session: aiohttp.ClientSession, load: Load, number: int) -> Stream:
+async def one_stream(session: aiohttp.ClientSession, load: Load, number: int) -> Stream:
     path, body = _request(load, number)
     stream = Stream()
     begun = time.perf_counter()
@@ -115,7 +115,7 @@ async def measure(load: Load) -> dict[str, Any]:
 
     async def worker() -> None:
         for number in numbers:
-            stream = await _one(session, load, number)
+            stream = await one_stream(session, load, number)
             done.append(stream)
 
     # A connection a request: a server that closes one after an answer would break the next request on it.
