@@ -47,7 +47,7 @@ class Run:
     def load(self, peer: Peer, streams: int, requests: int) -> dict[str, Any]:
         load = Load(
             url=peer.url,
-            api="tgi" if peer.name == OURS else "openai",
+            api="openai",
             model=peer.model,
             streams=streams,
             requests=requests,

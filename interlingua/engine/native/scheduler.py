@@ -29,7 +29,7 @@ AGING_SECONDS = 10.0
 
 # The cost of a step in rows: each row is one, and what a step of any size takes is worth this many.
 _STEP_ROWS = 8
-_TILE_ROWS = 16  # rows are computed in tiles of so many
+_TILE_ROWS = 8  # rows are computed in tiles of so many
 # Up to so many rows a step takes little longer than with one: reading the weights is what takes the time.
 _FREE_ROWS = 8
 # Prompts up to so many tokens are computed at once even beside decodes: taken apart, they would hold up all the more.
@@ -315,9 +315,9 @@ class _Room:
 
     def __init__(self, left: int, decodes: int) -> None:
         self.left = left
-        # For long prompts: a step of three times the cost of one that only decodes, in whole tiles.
-        total = (3 * decodes + 2 * _STEP_ROWS) // _TILE_ROWS * _TILE_ROWS
-        self._slow = max(total - decodes, _TILE_ROWS / 2) if decodes else math.inf
+        # For long prompts: a step of two to three times the cost of one that only decodes, in whole tiles.
+        total = (2 * decodes + _STEP_ROWS) // _TILE_ROWS * _TILE_ROWS
+        self._slow = total - decodes if decodes else math.inf
 
     def share(self, sequence: Sequence, others: bool) -> int:
         """Tokens of a prompt in this step, at least one while there is room; half of it is left if `others` wait."""
