@@ -18,11 +18,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # A server that is told to stop has done its work, also while it starts; any other command was cut short.
-    stopped = 0 if arguments[:1] == ["serve"] else 128 + signal.SIGTERM
+    serving = arguments[:1] == ["serve"]
+    stopped = 0 if serving else 128 + signal.SIGTERM
 
     def terminate(number: int, frame: FrameType | None) -> None:
         raise SystemExit(stopped)
 
+    if serving:  # SIGHUP has keys and certificates read again, and they have not been read yet
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, terminate)
     if sys.stdout is None:  # closed by who started us, as in `interlingua info >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 Load = Callable[[], Awaitable[ServedModel]]
 _LAST_BYTES = 5  # seconds for connections to close after every request has ended
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PULSE = 0.25  # seconds between two looks at whether the engine lives
 DIED = 1  # exit code when the engine has died: a supervisor should start the server again
 
@@ -217,8 +218,7 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
     def on_hangup() -> None:
         loop.run_in_executor(None, app.refresh, True)
 
-    handlers = {signal.SIGINT: on_signal, signal.SIGTERM: on_signal, signal.SIGHUP: on_hangup}
-    for number, handler in handlers.items():
+    for number, handler in zip(_SIGNALS, (on_signal, on_signal, on_hangup), strict=True):
         loop.add_signal_handler(number, handler)
     try:
         async with listening(app, listener, hurry) as url:
@@ -235,7 +235,7 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
                 loading.cancel()
         return DIED if loading.result().engine.failure is not None else 0
     finally:
-        for number in handlers:
+        for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
 
@@ -244,4 +244,8 @@ def run(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> 
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(app, load, on_ready))
+        try:
+            return runner.run(serve(app, load, on_ready))
+        finally:
+            for number in _SIGNALS:  # all is over: one that comes now must not change the exit code
+                signal.signal(number, signal.SIG_IGN)

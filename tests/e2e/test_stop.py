@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +105,35 @@ async def test_no_new_requests_while_the_last_ones_end() -> None:
         old.close()
         assert len(await stream.rest()) == 150
         assert await asyncio.to_thread(server.process.wait, 20) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_no_signal_changes_how_a_stopping_server_ends(number: signal.Signals) -> None:
+    """Whoever is impatient sends many, also while the interpreter is ending."""
+    with running(["--engine", "echo"]) as server:
+        server.process.terminate()
+        end = time.monotonic() + 20
+        while server.process.poll() is None and time.monotonic() < end:
+            server.process.send_signal(number)
+            time.sleep(0.002)
+        assert server.process.returncode == 0
+    assert server.errors == []
+
+
+def test_a_hangup_while_the_server_starts_is_no_end() -> None:
+    """As `systemctl reload` right after a start."""
+    command = [sys.executable, "-m", "interlingua.cli.main", "serve", "--engine", "echo", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while not _catches(process.pid, signal.SIGTERM):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        process.terminate()
+        assert ready.startswith("Ready in")
+        assert process.wait(20) == 0
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
