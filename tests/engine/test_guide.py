@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import re
@@ -313,6 +314,34 @@ async def test_leaving_and_running_out_of_time_while_compiling(
         opened.set()
         assert isinstance((await asyncio.wait_for(staying, 60))[-1], FinishedEvent)
         await idle(engine)
+
+
+async def test_a_grammar_that_fails_when_its_request_has_left(
+    tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio would log its message, with a piece of the client's grammar and a traceback."""
+    opened, started = threading.Event(), threading.Event()
+    complaints: list[object] = []
+
+    def held(self: Guides, grammar: Grammar) -> Guide:
+        started.set()
+        assert opened.wait(60)
+        raise ValidationError("grammar", "came too late")
+
+    monkeypatch.setattr(Guides, "compile", held)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    request = guided(make_request(1, 9, 30), "regex", REGEX)
+    async with run(tiny) as engine:
+        leaving = asyncio.create_task(collect(engine, request))
+        await asyncio.to_thread(started.wait)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        opened.set()
+        assert "too late" in str(error(await asyncio.wait_for(collect(engine, request), 60)))
+        await idle(engine)
+    del leaving
+    gc.collect()
+    assert complaints == []
 
 
 async def test_stopping_while_compiling(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:

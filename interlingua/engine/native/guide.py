@@ -166,10 +166,12 @@ class Guides:
                 self._compiled.popitem(last=False)
         else:
             self._compiled.move_to_end(grammar)
+        here = asyncio.wrap_future(future)
+        here.add_done_callback(_heard)
         try:
             # Shielded: another request may wait for the same grammar.
             async with asyncio.timeout(COMPILE_SECONDS):
-                compiled = await asyncio.shield(asyncio.wrap_future(future))
+                compiled = await asyncio.shield(here)
         except TimeoutError:
             raise ValidationError(FIELD, f"could not be compiled within {COMPILE_SECONDS:g} seconds") from None
         except asyncio.CancelledError:
@@ -281,6 +283,12 @@ class _Words:
             if all(i < len(self.tokens) for i in ids) and b"".join(self.tokens[i] for i in ids) == text.encode():
                 return ids
         return self.greedy(text)
+
+
+def _heard(compiled: asyncio.Future[Guide]) -> None:
+    """A fault that comes when its request has left is none for asyncio to log as one that nobody heard of."""
+    if not compiled.cancelled():
+        compiled.exception()
 
 
 def _limits() -> LLParserLimits:
