@@ -13,6 +13,8 @@ from enum import Enum, IntEnum
 from typing import Any, Literal
 
 MAX_SEED = 2**64 - 1
+# What clients write for the model when their user named none: huggingface_hub on a plain URL, and TGI's own.
+PLACEHOLDER_MODELS = ("dummy", "tgi")
 
 
 class StopMode(Enum):

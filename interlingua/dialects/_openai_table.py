@@ -5,6 +5,7 @@ OpenAI's own fields have OpenAI's ranges; those that vLLM adds have vLLM's. All 
 
 from __future__ import annotations
 
+from interlingua.contract.request import PLACEHOLDER_MODELS
 from interlingua.dialects._fields import Field, Table
 from interlingua.dialects._openai_rules import (
     Guided,
@@ -51,7 +52,15 @@ def _field(
     return Field(name=name, rules=rules, effect=effect, defaults=dict.fromkeys(_COLUMNS, default), note=note)
 
 
-_MODEL = _field("model", Text(1, 256), "the served model", "The served model's name, or that of a loaded adapter.")
+_NAMED = "The served model's name, or that of a loaded adapter"
+_MODEL = _field(
+    "model",
+    Text(1, 256),
+    "the served model",
+    f"{_NAMED}. {' and '.join(f'`{name}`' for name in PLACEHOLDER_MODELS)}, which Hugging Face's clients write when no "
+    "model was named, mean the served model; the answer has its name.",
+)
+_VLLM_MODEL = _field("model", Text(1, 256), "the served model", f"{_NAMED}.")
 _STREAM = _field("stream", Boolean(), "false", "Answer with server-sent events.")
 _TEXTS = Stops(items=1024)
 
@@ -295,7 +304,7 @@ VLLM_TABLE = Table.of(
             "The prompt. Text parts of a list are joined with nothing between them.",
             lenient=Prompt(max_chars=LENIENT_PROMPT_CHARS, image_bytes=40 * MiB, audio_bytes=40 * MiB),
         ),
-        _MODEL,
+        _VLLM_MODEL,
         _STREAM,
         _field("max_tokens", Integer(1, INT32_MAX), str(MAX_COMPLETION_TOKENS), "The most tokens to generate."),
         *_SAMPLING,

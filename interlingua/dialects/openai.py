@@ -13,6 +13,7 @@ from interlingua.contract.dialect import Call, ChatFormat, Dialect, DialectSetti
 from interlingua.contract.errors import ValidationError
 from interlingua.contract.request import (
     MAX_SEED,
+    PLACEHOLDER_MODELS,
     ChatPrompt,
     GenerationRequest,
     Grammar,
@@ -56,6 +57,14 @@ def read(wire: WireRequest, table: Table, column: str, required: str, settings: 
     if required not in values:
         raise ValidationError(required, "is required")
     note_unknown(wire.request_id, ("", document.root, table.__contains__))
+    return values
+
+
+def _read(wire: WireRequest, table: Table, column: str, required: str, settings: DialectSettings) -> dict[str, Any]:
+    """As `read`; a placeholder for the model names none. Raises ValidationError."""
+    values = read(wire, table, column, required, settings)
+    if values.get("model") in PLACEHOLDER_MODELS:
+        del values["model"]
     return values
 
 
@@ -145,7 +154,7 @@ def _head(wire: WireRequest, kind: str, object_name: str, values: Mapping[str, A
 
 def decode_chat(wire: WireRequest, settings: DialectSettings) -> Call:
     """Decodes the body of a chat completion. Raises ValidationError."""
-    values = read(wire, CHAT_TABLE, CHAT, "messages", settings)
+    values = _read(wire, CHAT_TABLE, CHAT, "messages", settings)
     choice = _tool_choice(values)
     tools: Sequence[Mapping[str, Any]] = values.get("tools", ()) if choice.mode != "none" else ()
     if choice.mode == "named":
@@ -274,7 +283,7 @@ def _reader(form: ChatFormat, choice: ToolChoice, tools: Sequence[Mapping[str, A
 
 def decode_completions(wire: WireRequest, settings: DialectSettings) -> Call:
     """Decodes the body of a completion, which may hold several prompts. Raises ValidationError."""
-    values = read(wire, COMPLETIONS_TABLE, COMPLETIONS, "prompt", settings)
+    values = _read(wire, COMPLETIONS_TABLE, COMPLETIONS, "prompt", settings)
     prompts = values["prompt"]
     echo = values.get("echo", False)
     top = values.get("logprobs")

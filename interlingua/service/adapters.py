@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 
 from interlingua.contract.errors import ValidationError
-from interlingua.contract.request import Adapter
+from interlingua.contract.request import PLACEHOLDER_MODELS, Adapter
 
 BASE = "None"  # the vendor's word for the base model; no adapter can have it
-NAME_RULE = "1 to 256 letters, digits and . _ / -, and no path"
+_TAKEN = (BASE, *PLACEHOLDER_MODELS)
+NAME_RULE = f"1 to 256 letters, digits and . _ / -, no path and none of {', '.join(_TAKEN)}"
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,256}")
 _MAX_PATH = 4096
 _MOST_LISTED = 16
@@ -17,7 +18,7 @@ _MOST_LISTED = 16
 
 def is_name(name: str) -> bool:
     """Whether an adapter can be called `name`. A hub id (`owner/name`) is fine; what reads as a path is not."""
-    return bool(_NAME.fullmatch(name)) and name != BASE and not {"", ".", ".."} & set(name.split("/"))
+    return bool(_NAME.fullmatch(name)) and name not in _TAKEN and not {"", ".", ".."} & set(name.split("/"))
 
 
 def find(adapters: Mapping[str, Adapter], name: str, field: str) -> Adapter:

@@ -1,4 +1,4 @@
-"""`huggingface_hub.InferenceClient.text_generation`, unchanged, in two versions."""
+"""`huggingface_hub.InferenceClient`, unchanged, in two versions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from client_process import call
 from served import Served, say
+from wire_cases import MODEL
 
 KINDS = ["sync", "async"]
 # Every parameter that the method has, with a value that works today.
@@ -97,3 +98,17 @@ def test_errors(served: Served, python: Path, kind: str) -> None:
     assert [one["raised"] for one in got] == ["ValidationError"] * 3 + ["GenerationError"] * 2
     assert "`parameters.top_p`" in got[0]["text"] and "1.5" in got[0]["text"]
     assert "not supported by the echo engine" in got[2]["text"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chat_on_a_plain_url(served: Served, python: Path, kind: str) -> None:
+    """The client writes a placeholder for the model ("dummy", before "tgi") when its user named none."""
+    messages = [{"role": "user", "content": say("alpha", " beta")}]
+    job = {"kind": kind, "method": "chat_completion", "prompt": messages}
+    jobs = [job, job | {"arguments": {"stream": True}}]
+    _, whole, chunks = call(python, "hub_calls.py", served.url, jobs)
+    assert whole["choices"][0]["message"]["content"] == "alpha beta"
+    assert (
+        "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in chunks if chunk["choices"]) == "alpha beta"
+    )
+    assert {answer["model"] for answer in (whole, *chunks)} == {MODEL}

@@ -91,6 +91,8 @@ async def test_a_name_loaded_again_is_a_new_version_and_unloaded_is_unknown(fold
     ("name", "path", "field"),
     [
         ("None", ".", "lora_name"),
+        ("dummy", ".", "lora_name"),
+        ("tgi", ".", "lora_name"),
         ("", ".", "lora_name"),
         (NAME, ".", "lora_name"),
         ("../up", ".", "lora_name"),

@@ -1,4 +1,4 @@
-"""Calls of `huggingface_hub.InferenceClient.text_generation`: JSON in, JSON out."""
+"""Calls of `huggingface_hub.InferenceClient`, `text_generation` if no method is named: JSON in, JSON out."""
 
 import asyncio
 import dataclasses
@@ -13,17 +13,17 @@ def plain(value):
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
 
 
-async def collect(url, prompt, arguments):
+async def collect(url, method, prompt, arguments):
     client = AsyncInferenceClient(model=url, timeout=30)
-    answer = await client.text_generation(prompt, **arguments)
+    answer = await getattr(client, method)(prompt, **arguments)
     return [plain(item) async for item in answer] if arguments.get("stream") else plain(answer)
 
 
-def run(url, kind, prompt, arguments):
+def run(url, kind, method, prompt, arguments):
     if kind == "async":
-        return asyncio.run(collect(url, prompt, arguments))
+        return asyncio.run(collect(url, method, prompt, arguments))
     client = InferenceClient(model=url, timeout=30)  # its streams end when it is collected
-    answer = client.text_generation(prompt, **arguments)
+    answer = getattr(client, method)(prompt, **arguments)
     return [plain(item) for item in answer] if arguments.get("stream") else plain(answer)
 
 
@@ -31,7 +31,8 @@ job = json.load(sys.stdin)
 results = [huggingface_hub.__version__]
 for call in job["calls"]:
     try:
-        results.append(run(job["url"], call["kind"], call["prompt"], call.get("arguments", {})))
+        method = call.get("method", "text_generation")
+        results.append(run(job["url"], call["kind"], method, call["prompt"], call.get("arguments", {})))
     except Exception as error:
         results.append({"raised": type(error).__name__, "text": str(error)})
 print(json.dumps(results))
