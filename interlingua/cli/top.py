@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -38,7 +39,7 @@ class Sample:
     values: Mapping[str, float]  # by name, summed over labels
     failures: Mapping[str, float]  # by kind
     model: str
-    ill: str  # what /health has against it; "" = well
+    ill: str | None  # what /health has against it; "" = well, None = no health there: an address for metrics alone
 
     def __getitem__(self, name: str) -> float:
         """0.0 for what this server does not count."""
@@ -78,7 +79,9 @@ class View:
         rows.add_row("answers/s", self._answers())
         for label, histogram in _TIMES:
             rows.add_row(label, _milliseconds(self.mean(histogram)))
-        state = Text(now.ill, "red") if now.ill else Text("serving", "green")
+        state = (
+            Text("serving", "green") if now.ill == "" else Text(now.ill or "metrics alone", "red" if now.ill else "dim")
+        )
         title = Text.assemble(now.model or "no model yet", "  ", self.url, "  ", state)
         return Panel(Group(rows), title=title, title_align="left", expand=False, width=78)
 
@@ -131,11 +134,12 @@ def sample(url: str) -> Sample:
     """Asks the server at `url`. Raises UsageError when what answers there is not one."""
     at = time.monotonic()
     status, page = _get(url + "/metrics")
+    if status == 404:
+        raise UsageError(f"{url} has no /metrics: with --metrics-port or --management-port they are at that address")
     if status != 200:
         raise UsageError(f"{url}/metrics answers {status}")
     health, _ = _get(url + "/health")
-    # An address for metrics alone has no health.
-    return parse(page, at, "" if health in (200, 404) else f"not serving ({health})")
+    return parse(page, at, {200: "", 404: None}.get(health, f"not serving ({health})"))
 
 
 @dataclass(slots=True)
@@ -145,7 +149,7 @@ class _Sums:
     model: str = ""
 
 
-def parse(page: str, at: float, ill: str = "") -> Sample:
+def parse(page: str, at: float, ill: str | None = "") -> Sample:
     """A page of metrics as a sample. Raises UsageError when it is none of ours."""
     sums = _Sums()
     try:
@@ -172,6 +176,9 @@ def _get(url: str) -> tuple[int, str]:
         return problem.code, ""
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "reason", problem)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            why = f"its certificate is not trusted ({reason.verify_message}); SSL_CERT_FILE names that of its authority"
+            raise UsageError(f"cannot read {url}: {why}") from None
         raise UsageError(f"cannot read {url}: {getattr(reason, 'strerror', None) or reason}") from None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from command_line import refused, run
 from rich.console import Console
 
@@ -111,6 +114,32 @@ def test_one_frame_of_a_running_server(fake: Fake) -> None:
 def test_a_server_that_is_not_well_is_still_shown(fake: Fake) -> None:
     fake.health, fake.pages = 503, iter((page(1), page(1)))
     assert "not serving (503)" in run("top", fake.url, "--once", "--interval", "0.1").stdout
+
+
+def test_an_address_for_metrics_alone_is_not_called_serving(fake: Fake) -> None:
+    fake.health, fake.pages = 404, iter((page(1), page(1)))
+    shown = run("top", fake.url, "--once", "--interval", "0.1").stdout
+    assert "metrics alone" in shown and "serving" not in shown
+
+
+def test_an_address_without_metrics_says_where_they_may_be(fake: Fake) -> None:
+    fake.health = 404
+    problem = refused(run("top", fake.url + "/elsewhere", "--once"))
+    assert "--metrics-port" in problem and "--management-port" in problem
+
+
+def test_a_certificate_of_an_unknown_authority(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    fake.server.socket = context.wrap_socket(fake.server.socket, server_side=True)
+    fake.pages = iter((page(7),))
+    url = fake.url.replace("http:", "https:")
+    with pytest.raises(UsageError, match=r"not trusted.*SSL_CERT_FILE"):
+        top.sample(url)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    assert top.sample(url)["interlingua_steps_total"] == 7
 
 
 def test_a_server_that_goes_away_and_comes_back(fake: Fake) -> None:
