@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import ssl
 from collections.abc import Callable
@@ -49,6 +50,23 @@ async def post(connection: Connection, *headers: str, path: str = "/generate") -
 
 
 # --- keys ------------------------------------------------------------------------------------------------
+
+
+async def test_who_asks_for_the_key_is_as_the_page_says(start: Start):
+    """Each route of the API page, asked without one."""
+    site = await start(script("ok"), server={"api_key": "key", "admin_key": "admin"})
+    admin = {"/stopService", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+    asking: set[tuple[str, str]] = set()
+    paths = (await site.ask("GET", "/openapi.json")).json["paths"]
+    for path, methods in paths.items():
+        for method in map(str.upper, methods):
+            answer = await site.ask(method, re.sub(r"{\w+}", "bytes", path), *([BODY] if method == "POST" else []))
+            if answer.status == 401:
+                asking.add((method, path))
+    posts = {("POST", path) for path, methods in paths.items() if "post" in methods}
+    models = {("GET", path) for path in paths if path.startswith("/v1/models")}
+    assert len(posts) > 10 and len(models) > 1 and admin < paths.keys()
+    assert asking == posts | models | {("GET", "/stopService")}
 
 
 def test_keys_of_a_file(tmp_path: Path):
