@@ -14,7 +14,7 @@ from interlingua.cli.settings import UsageError
 from interlingua.text.tokenizer import Tokenizer
 
 # Where the routes' answers hold token ids, and where their text.
-_IDS = (("details", "tokens"), ("details", "perf_stat"))
+_IDS = (("details", "tokens"), ("details", "perf_stat"), ("details", "generated_token_ids"))
 _TEXTS = (
     ("generated_text",),
     ("text_output",),
@@ -23,6 +23,10 @@ _TEXTS = (
     ("text", 0),
     ("text",),
 )
+# Where the events of a stream hold theirs: some the next piece, some all of the text so far.
+_EVENT_IDS = (("token", "id"), ("details", "perf_stat"))
+_EVENT_PIECES = (("text_output",), ("text",), ("delta", "content"))
+_EVENT_TEXTS = (("generated_text",), ("text", 0))
 
 
 def run(options: Options, file: str) -> int:
@@ -32,7 +36,10 @@ def run(options: Options, file: str) -> int:
     content = _read(file)
     files = assemble.find(options)
     tokenizer, vocab = Tokenizer.load(files), read_config(files).vocab
-    ids = ids_of(content, tokenizer)
+    try:
+        ids = ids_of(content, tokenizer)
+    except ValueError as problem:
+        raise UsageError(f"{file}: {problem}") from None
     wrong = next((token for token in ids if not 0 <= token < vocab), None)
     if wrong is not None:
         raise UsageError(f"{file}: holds the id {wrong}; {files.name} has ids from 0 to {vocab - 1}")
@@ -49,17 +56,63 @@ def run(options: Options, file: str) -> int:
 
 
 def ids_of(content: str, tokenizer: Tokenizer) -> list[int]:
-    """The token ids in a text, a JSON list of ids or a saved answer; a BOS in front is left out."""
-    try:
-        document = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        document = None
+    """The token ids in a text, a JSON list of ids, a saved answer or a saved stream; a BOS in front is left out.
+
+    Of several answers, the first counts. Raises ValueError for a stream without a token.
+    """
+    events = _events(content)
+    ids = _of_answer(content, tokenizer) if events is None else _of_stream(events, tokenizer)
+    return ids[1:] if ids and ids[0] == tokenizer.bos_id else ids
+
+
+def _of_answer(content: str, tokenizer: Tokenizer) -> list[int]:
+    document = _json(content)
     if isinstance(document, list) and len(document) == 1 and isinstance(document[0], dict):
         document = document[0]  # TGI's root route answers with a list of one
     found = (ids for ids in map(_ids, (document, *(_at(document, path) for path in _IDS))) if ids)
     texts = (text for text in (_at(document, path) for path in _TEXTS) if isinstance(text, str))
-    ids = next(found, None) or tokenizer.encode(next(texts, content), add_special=False)
-    return ids[1:] if ids and ids[0] == tokenizer.bos_id else ids
+    return next(found, None) or tokenizer.encode(next(texts, content), add_special=False)
+
+
+def _events(content: str) -> list[dict[str, Any]] | None:
+    """The events of a saved stream: of `data:` lines, or JSON objects on lines or between NULs. None: it is none."""
+    if content.lstrip().startswith("data:"):
+        lines = (line.strip() for line in content.splitlines())
+        texts = [line.removeprefix("data:") for line in lines if line.startswith("data:")]
+        return [event for event in map(_json, texts) if isinstance(event, dict)]  # the last may be [DONE], or cut off
+    objects = [_json(piece) for piece in content.replace("\0", "\n").split("\n") if piece.strip()]
+    if len(objects) < 2 or not all(
+        isinstance(event, dict) and ("text" in event or "error" in event) for event in objects
+    ):
+        return None
+    return objects
+
+
+def _of_stream(events: list[dict[str, Any]], tokenizer: Tokenizer) -> list[int]:
+    ids: list[int] = []
+    pieces: list[str] = []
+    whole = None
+    for event in events:
+        for path in _EVENT_IDS:
+            value = _at(event, path)
+            ids += _ids(value if isinstance(value, list) else [value])
+        firsts = [choice for choice in event.get("choices") or () if _at(choice, ("index",)) == 0]
+        found = [_at(part, path) for part in (event, *firsts) for path in _EVENT_PIECES]
+        pieces += [piece for piece in found if isinstance(piece, str)]
+        whole = next((text for path in _EVENT_TEXTS if isinstance(text := _at(event, path), str)), whole)
+    text = whole if whole is not None else "".join(pieces)
+    if not ids and not text:
+        error = next((f": {event['error']}" for event in events if "error" in event), "")
+        raise ValueError(f"a saved stream in which no event holds a token or a text{error}")
+    return ids or tokenizer.encode(text, add_special=False)
+
+
+def _json(text: str) -> Any:
+    """The document, or None if it is not JSON."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
 
 
 def _ids(value: object) -> list[int]:

@@ -23,8 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "detect-watermark": (
         "tell whether a text was generated with a watermark",
-        "Counts the watermark of MODEL in FILE: a text, a JSON list of token ids, or a saved answer of any route (its "
-        "token ids if it has them). FILE - reads standard input.",
+        "Counts the watermark of MODEL in FILE: a text, a JSON list of token ids, or a saved answer or stream of any "
+        "route that generates (its token ids if it has them). FILE - reads standard input.",
     ),
     "pull": (
         "fetch a model into the cache",

@@ -79,6 +79,38 @@ def test_every_form_of_an_answer_is_read(tokenizer: Tokenizer) -> None:
         assert ids_of(literal, tokenizer) == tokenizer.encode(literal, add_special=False)
 
 
+def test_every_form_of_a_stream_is_read(tokenizer: Tokenizer) -> None:
+    pieces = [tokenizer.token_bytes[token].decode("utf-8", "replace") for token in MARKED]
+    text = "".join(pieces)
+    again = tokenizer.encode(text, add_special=False)
+
+    def sse(events: list[Any], end: str = "") -> str:
+        return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + end
+
+    costs = {"text_output": "", "details": {"perf_stat": [[token, 7] for token in MARKED]}}
+    with_ids = [
+        sse([{"index": 1, "token": {"id": token, "text": "x"}, "generated_text": None} for token in MARKED]),
+        sse([{"token": {"id": [token], "text": "x"}} for token in MARKED] + [{"token": {"id": [], "text": ""}}]),
+        sse([*({"text_output": piece} for piece in pieces), costs]),
+        sse([{"token": {"id": token}} for token in MARKED], end='data: {"token": {"id'),  # cut off
+    ]
+    other = {"choices": [{"index": 1, "text": "other", "delta": {"content": "other"}}]}
+    so_far = [{"text": [text[:at], "other"]} for at in range(1, len(text) + 1)]
+    with_text = [
+        sse([other, *({"choices": [{"index": 0, "text": piece}]} for piece in pieces)], end="data: [DONE]\n\n"),
+        sse([*({"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in pieces), other, {"choices": []}]),
+        sse([{"text_output": piece} for piece in pieces]).replace("data: ", "data:").replace("\n", "\r\n"),
+        sse(so_far),
+        "".join(json.dumps(event) + "\n" for event in so_far),
+        "".join(json.dumps(event) + "\0" for event in so_far),
+    ]
+    for stream in with_ids:
+        assert ids_of(stream, tokenizer) == MARKED, stream[:200]
+    for stream in with_text:
+        assert ids_of(stream, tokenizer) == again, stream[:200]
+    assert ids_of('{"a": 1}\n{"b": 2}', tokenizer) == tokenizer.encode('{"a": 1}\n{"b": 2}', add_special=False)
+
+
 def test_a_text_alone_shows_its_mark(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for ids, verdict in ((MARKED, "watermarked"), (PLAIN, "no watermark seen")):
         text = b"".join(tokenizer.token_bytes[token] for token in ids)
@@ -87,7 +119,14 @@ def test_a_text_alone_shows_its_mark(tmp_path: Path, tokenizer: Tokenizer) -> No
 
 
 def test_what_cannot_be_judged_is_refused_in_one_line(tmp_path: Path) -> None:
-    for content, says in (("[5]", "two tokens"), ("", "two tokens"), ("[1, 49152]", "49152"), ("[-1, 2]", "-1")):
+    streams = (("data: [DONE]", "no event"), ('data: {"error": "too busy"}', "too busy"), ("data: x", "no event"))
+    for content, says in (
+        ("[5]", "two tokens"),
+        ("", "two tokens"),
+        ("[1, 49152]", "49152"),
+        ("[-1, 2]", "-1"),
+        *streams,
+    ):
         (tmp_path / "bad").write_text(content)
         message = refused(run("detect-watermark", MODEL, str(tmp_path / "bad")))
         assert says in message and "bad" in message

@@ -135,3 +135,12 @@ async def test_logprobs_are_the_raw_models(tiny: ModelFiles) -> None:
         raw = next(e for e in await collect(engine, plain) if isinstance(e, TokenEvent))
     assert token.top == raw.top
     assert dict(token.top)[token.token_id] == token.logprob
+
+
+def test_more_green_pairs_than_a_byte_counts() -> None:
+    """Every pair (7, green) and (green, 7) differs from the others; those behind 7 alone are over 256."""
+    green = np.flatnonzero(np.unpackbits(green_list(7, 2000, 0.5), count=2000, bitorder="little"))[:600].tolist()
+    found = detect([token for favoured in green for token in (7, favoured)], 2000, 0.5)
+    behind = sum(green_list(token, 2000, 0.5)[0].item() >> 7 & 1 for token in green[:-1] if token != 7)
+    assert found.scored == 1199
+    assert found.green == 600 + behind

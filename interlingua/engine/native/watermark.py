@@ -50,5 +50,5 @@ def detect(ids: Sequence[int], vocab: int, gamma: float) -> Detection:
     for before, token in pairs:
         if before != last:
             favoured, last = green_list(before, vocab, gamma), before
-        green += favoured[token // 8] >> token % 8 & 1
-    return Detection(len(pairs), int(green), gamma)
+        green += int(favoured[token // 8]) >> token % 8 & 1  # a numpy sum would stay uint8 and wrap at 256
+    return Detection(len(pairs), green, gamma)
