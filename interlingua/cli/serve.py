@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 
 from interlingua.cli import assemble
@@ -13,6 +14,8 @@ from interlingua.server.routes import discover
 from interlingua.server.run import run as run_server
 from interlingua.server.tracing import Tracer
 from interlingua.service.service import ServedModel, Service
+
+_log = logging.getLogger(__name__)
 
 
 def run(options: Options) -> int:
@@ -30,12 +33,16 @@ def run(options: Options) -> int:
         engine = model.engine.info
         seconds = time.monotonic() - begun
         others = "".join(f", {name}: {address}" for name, address in app.addresses.items())
+        line = (
+            f"Ready in {seconds:.1f} s: {model.name}, engine {engine.name} ({engine.description}), "
+            f"at {url}, API page {url}/docs{others}"
+        )
+        if options.log_format == "json":
+            extra = {"model": model.name, "engine": engine.name, "url": url, "seconds": round(seconds, 3)}
+            _log.info("%s", line, extra=extra)
+            return
         with contextlib.suppress(OSError):  # who reads our output may have left: the server serves all the same
-            print(
-                f"Ready in {seconds:.1f} s: {model.name}, engine {engine.name} ({engine.description}), "
-                f"at {url}, API page {url}/docs{others}",
-                flush=True,
-            )
+            print(line, flush=True)
 
     if options.log_requests or options.log_prompts:
         app.witnesses.append(logs.RequestLog(options.log_prompts))

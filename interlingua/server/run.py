@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import signal
@@ -29,6 +30,7 @@ Load = Callable[[], Awaitable[ServedModel]]
 _LAST_BYTES = 5  # seconds for connections to close after every request has ended
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PULSE = 0.25  # seconds between two looks at whether the engine lives
+_PORT_FLAGS = {Plane.DATA: "--port", Plane.MANAGEMENT: "--management-port", Plane.METRICS: "--metrics-port"}
 DIED = 1  # exit code when the engine has died: a supervisor should start the server again
 
 
@@ -78,6 +80,8 @@ def bind(settings: ServerSettings, plane: Plane = Plane.DATA) -> socket.socket:
     except (OSError, OverflowError) as problem:
         listener.close()
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
+            reason += f"; {_PORT_FLAGS[plane]} chooses another"
         raise ModelError(f"cannot listen on {host}:{port}: {reason}") from None
     return listener
 
@@ -147,7 +151,7 @@ def _rpc(app: App) -> contextlib.AbstractAsyncContextManager[str]:
     try:
         from interlingua.server.rpc.service import listening as rpc_listening
     except ImportError as problem:
-        raise ModelError(f"`grpc_port` needs the extra `grpc`: pip install 'interlingua[grpc]' ({problem})") from None
+        raise ModelError(f"`--grpc-port` needs the extra `grpc`: pip install 'interlingua[grpc]' ({problem})") from None
     return rpc_listening(app, _LAST_BYTES)
 
 
@@ -165,6 +169,8 @@ def _with_cors(app: App, origins: Sequence[str]) -> ASGIApp:
 async def _wind_down(app: App, hurry: asyncio.Event) -> None:
     service = app.service
     service.begin_stop()
+    if app.stop.begun.is_set():
+        _log.info("stopping: %d requests running, at most %g s", service.inside, app.settings.stop_grace)
     await _first(service.wait_until_empty(), hurry.wait(), seconds=app.settings.stop_grace)
     if service.inside:
         _log.warning("requests that did not end in time and are cut off: %d", service.inside)
@@ -209,6 +215,12 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
         ModelError: the port is taken, or `load` raised it.
     """
     listener = bind(app.settings)
+    if app.settings.open_to_all:
+        _log.warning(
+            "%s is reachable from other machines with neither keys nor TLS: everyone there may use it "
+            "(--api-key-file, --tls-certificate)",
+            app.settings.host,
+        )
     stop, hurry = app.stop.begun, app.stop.hurry
     loop = asyncio.get_running_loop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,6 +37,15 @@ class ServerSettings:
     write_timeout: float = 30.0  # without the client taking a byte of the answer
     keep_alive_timeout: float = 75.0  # of a connection between two requests
     stop_grace: float = 90.0  # for running requests after SIGTERM; TGI's own default
+
+    @property
+    def open_to_all(self) -> bool:
+        """Can other machines use the model, in plain text and with no key?"""
+        try:
+            local = self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            local = False  # a name
+        return not (local or self.api_key or self.api_key_file or self.tls_certificate)
 
     @property
     def own_addresses(self) -> Mapping[Plane, tuple[str, int]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -48,11 +50,40 @@ def test_a_secret_stays_out_of_the_refusal() -> None:
     assert "hush" not in refused(run("serve", "--api-key", "", INTERLINGUA_TOKEN="hush"))
 
 
+@pytest.mark.parametrize("key", [" ", " key", "key\n"])
+def test_a_key_that_no_header_can_carry(key: str) -> None:
+    says = "must be a text without blanks around it, that is not empty"
+    assert refused(run("serve", "--api-key", key)) == f"--api-key: {says}"
+    assert refused(run("serve", INTERLINGUA_ADMIN_KEY=key)) == f"INTERLINGUA_ADMIN_KEY {says}"
+
+
 def test_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = refused(run("serve", "--engine", "echo", "--port", str(port)))
-    assert line == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert line == f"cannot listen on 127.0.0.1:{port}: Address already in use; --port chooses another"
+
+
+def test_lines_in_json_are_all_in_json() -> None:
+    """From the one that says the server is ready to the one that says it stops."""
+    arguments = ("serve", "--engine", "echo", "--port", "0", "--log-format", "json", "--stop-grace", "7")
+    with subprocess.Popen(
+        [sys.executable, "-m", "interlingua.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        impatience = threading.Timer(60, process.kill)
+        impatience.start()
+        assert process.stdout is not None and process.stderr is not None
+        ready = json.loads(process.stderr.readline())
+        process.terminate()
+        stopping = json.loads(process.stderr.readline())
+        assert (process.stdout.read(), process.stderr.read(), process.wait()) == ("", "", 0)
+        impatience.cancel()
+    assert ready["message"].startswith("Ready in ") and ready["url"] in ready["message"]
+    assert (ready["engine"], ready["model"], ready["level"]) == ("echo", "smollm2-135m-instruct", "info")
+    assert stopping["message"] == "stopping: 0 requests running, at most 7 s"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -65,6 +96,7 @@ def test_help_names_every_option_with_its_variable_and_default(command: str) -> 
         assert listed == (command in option.commands), option.name
         if listed and option.default_text:
             assert f"[default: {option.default_text}]" in words
+    assert "[default: ()]" not in words
 
 
 def test_help_without_a_command_and_version() -> None:

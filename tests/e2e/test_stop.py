@@ -67,7 +67,7 @@ async def test_streams_finish(number: signal.Signals) -> None:
             assert events[-1]["details"]["generated_tokens"] == 50
             assert not any("error" in event for event in events)
         assert await asyncio.to_thread(server.process.wait, 20) == 0
-        assert server.errors == []
+        assert [line.partition(": ")[2] for line in server.errors] == ["stopping: 9 requests running, at most 90 s\n"]
 
 
 async def test_streams_that_take_too_long_end_with_one_error_event() -> None:

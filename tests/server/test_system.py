@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -338,7 +339,8 @@ async def test_bad_starts_are_one_line():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-async def test_a_signal_lets_running_work_end_and_refuses_new():
+async def test_a_signal_lets_running_work_end_and_refuses_new(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
     home = house(Script(ids=(97,) * 30, delay=0.02), loaded=False)
     app = build_app(home.service, discover(), ServerSettings(port=0, stop_grace=5.0))
     ready: asyncio.Queue[str] = asyncio.Queue()
@@ -359,10 +361,43 @@ async def test_a_signal_lets_running_work_end_and_refuses_new():
     assert (await idle.ask("POST", "/generate", body)).status == 503
     assert len((await running).events) == 30
     await asyncio.wait_for(serving, 10)
+    assert caplog.messages.count("stopping: 1 requests running, at most 5 s") == 1
     with pytest.raises(OSError):
         await Connection.open(port)
     idle.close()
     await home.emptied()
+
+
+@pytest.mark.parametrize(
+    ("settings", "open_to_all"),
+    [
+        ({}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "127.0.0.2"}, False),
+        ({"host": "::1"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "::"}, True),
+        ({"host": "server.example.org"}, True),
+        ({"host": "0.0.0.0", "api_key": "key"}, False),
+        ({"host": "0.0.0.0", "api_key_file": "keys"}, False),
+        ({"host": "0.0.0.0", "tls_certificate": "cert"}, False),
+    ],
+)
+def test_who_can_use_a_server_without_keys(settings: dict[str, str], open_to_all: bool):
+    assert ServerSettings(**settings).open_to_all is open_to_all  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("warned", [True, False])
+async def test_a_server_that_is_open_to_all_says_so_once(
+    warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(ServerSettings, "open_to_all", warned)
+    app = build_app(house(loaded=False).service, discover(), ServerSettings(port=0))
+    with pytest.raises(ModelError, match="no such file"):
+        await asyncio.wait_for(serve(app, load_nothing), 20)
+    lines = [line for line in caplog.messages if "neither keys nor TLS" in line]
+    assert len(lines) == warned
+    assert "stopping" not in caplog.text
 
 
 async def test_a_second_signal_waits_for_nobody():
