@@ -58,12 +58,14 @@ def _memory() -> tuple[int, int] | None:
 def _kernels(options: Options) -> Iterator[tuple[str, str]]:
     try:
         from interlingua.engine.native._native import kernel_names
+        from interlingua.engine.native.engine import NativeOptions
     except ImportError:
         yield "kernels", "none: the native extension is not built (run scripts/setup)"
         return
     names = kernel_names()  # slowest first
     if options.isa is not None and options.isa not in names:
-        raise ModelError(f"INTERLINGUA_ISA: {options.isa} does not run here; these do: {', '.join(names)}")
+        where = NativeOptions(isa=options.isa).tier_named_by
+        raise ModelError(f"{where}: {options.isa} does not run here; these do: {', '.join(names)}")
     yield "kernels", f"{options.isa or names[-1]} (available: {', '.join(names)})"
 
 

@@ -73,6 +73,18 @@ class Text(Kind[str]):
         return self.read(value)
 
 
+class Key(Text):
+    """A secret that clients send in a header: what a header would lose at its ends cannot be part of it."""
+
+    def __init__(self) -> None:
+        super().__init__("KEY", "a text without blanks around it, that is not empty")
+
+    def read(self, text: str) -> str:
+        if not text or text != text.strip():
+            raise self.refusal(text)
+        return text
+
+
 class Texts(Kind[tuple[str, ...]]):
     """Several texts: the flag is repeated, the variable is one text per line, the key is a list."""
 
@@ -91,6 +103,9 @@ class Texts(Kind[tuple[str, ...]]):
         if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) and item for item in items):
             raise self.refusal(value)
         return tuple(items)
+
+    def show(self, value: object) -> str:
+        return ", ".join(cast(tuple[str, ...], value)) or "none"
 
 
 class Arguments(Texts):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from interlingua.cli.kinds import Arguments, Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
+from interlingua.cli.kinds import Arguments, Choice, Integer, Key, Kind, NamedFolders, Number, Size, Switch, Text, Texts
 
 ENV_PREFIX = "INTERLINGUA_"
 CONFIG_ENV = ENV_PREFIX + "CONFIG"  # names the file itself, so it is no row of the table
@@ -350,7 +350,7 @@ class Options:
         absent="no gRPC",
     )
     admin_key: str | None = _option(
-        Text("KEY"),
+        Key(),
         None,
         Group.SERVER,
         "ask for this key, as for `api_key`, where a route changes the server's state",
@@ -365,7 +365,7 @@ class Options:
         absent="none",
     )
     api_key: str | None = _option(
-        Text("KEY"),
+        Key(),
         None,
         Group.SERVER,
         "ask every generation request for `Authorization: Bearer KEY`",

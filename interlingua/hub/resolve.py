@@ -66,6 +66,8 @@ def resolve(
         return _from_directory(path, cache)
     if path.is_file():
         return from_gguf(path, path.stem, tokenizers=cache / "tokenizers")
+    if "/" in name_or_path or path.suffix == ".gguf":
+        raise ModelError(f"{name_or_path}: no such file or folder")
     names = ", ".join(packages.KNOWN_MODELS)
     raise ModelError(
         f"{name_or_path}: no such model; known names are {names}; else give the path of a GGUF file or a model's "

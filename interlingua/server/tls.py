@@ -25,9 +25,9 @@ class Certificates(Watched):
         if settings.tls_certificate is None and not half:
             return None
         if settings.tls_certificate is None or settings.tls_key is None:
-            raise ModelError("TLS needs both `tls_certificate` and `tls_key`")
+            raise ModelError("TLS needs both `--tls-certificate` and `--tls-key`")
         if settings.tls_crl and not settings.tls_client_ca:
-            raise ModelError("`tls_crl` revokes certificates of clients and needs `tls_client_ca`")
+            raise ModelError("`--tls-crl` revokes certificates of clients and needs `--tls-client-ca`")
         return cls(settings.tls_certificate, settings.tls_key, settings)
 
     def __init__(self, certificate: str, key: str, settings: ServerSettings) -> None:

@@ -86,7 +86,9 @@ def test_broken_gguf(tmp_path: Path, content: bytes) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    assert "none.gguf" in line_of(tmp_path / "none.gguf")
+    for path in (tmp_path / "none.gguf", tmp_path / "none", Path("../none.gguf"), Path("none.gguf"), Path("a/b/c")):
+        assert line_of(path) == f"{path}: no such file or folder"
+    assert "known names are" in refused(run("serve", "none", "--port", "0"))
     assert str(tmp_path) in line_of(tmp_path)
 
 
@@ -95,7 +97,10 @@ def test_tier_of_kernels_that_there_is_not(model: Path) -> None:
     from interlingua.engine.native._native import kernel_names
 
     for tier in {"scalar", "avx2", "avx512", "amx"} - set(kernel_names()):
-        assert tier in line_of(model, "--isa", tier)
+        for line in (line_of(model, "--isa", tier), refused(run("info", "--isa", tier))):
+            assert line.startswith("--isa: ") and tier in line
+        line = refused(run("serve", str(model), "--port", "0", INTERLINGUA_ISA=tier))
+        assert line.startswith("INTERLINGUA_ISA: ") and tier in line
 
 
 def test_adapters_that_cannot_be_loaded(model: Path, tmp_path: Path) -> None:

@@ -145,12 +145,12 @@ def test_process_that_may_not_grow() -> None:
 
 
 def test_kv_memory_for_no_block() -> None:
-    assert "kv_memory" in line_of(MODEL, "--kv-memory", "1KiB")
+    assert "--kv-memory" in line_of(MODEL, "--kv-memory", "1KiB")
 
 
 def test_kv_memory_that_there_is_not() -> None:
     line = line_of(MODEL, "--kv-memory", "1000000GB")
-    assert "kv_memory of 1000000.0 GB does not fit in memory" in line and "free beside the weights" in line
+    assert "--kv-memory of 1000000.0 GB does not fit in memory" in line and "free beside the weights" in line
 
 
 async def test_memory_stays_within_weights_and_pool_when_the_cache_is_full(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ async def test_memory_stays_within_weights_and_pool_when_the_cache_is_full(capsy
 
 def test_port_in_use(server: Server) -> None:
     line = refused(run("serve", "--port", str(server.port)))
-    assert line == f"cannot listen on 127.0.0.1:{server.port}: Address already in use"
+    assert line == f"cannot listen on 127.0.0.1:{server.port}: Address already in use; --port chooses another"
     with socket.create_connection(("127.0.0.1", server.port)):
         pass  # the first one is none the worse for it
 

@@ -137,7 +137,9 @@ def test_broken_config(folder: Path, content: bytes, words: str) -> None:
 
 
 def test_no_such_thing(tmp_path: Path) -> None:
-    fails(tmp_path / "nothing", "no such model", "smollm2-135m-instruct", "gemma3-270m", "org/name")
+    fails(tmp_path / "nothing", "no such file or folder")
+    with pytest.raises(ModelError, match=r"no such model.*smollm2-135m-instruct.*gemma3-270m.*org/name"):
+        resolve("nothing")
     fails(tmp_path, "no config.json and no GGUF file")
     for wrong in ("", "smollm", "smollm2-135m-instruct\0", "a/b/c", "-x/y"):
         with pytest.raises(ModelError):

@@ -201,7 +201,7 @@ async def test_what_its_tls_cannot_do_is_a_bad_start(tmp_path: Path):
     tls = {"tls_certificate": str(tmp_path / "cert"), "tls_key": str(tmp_path / "key")}
     more: dict[str, Any] = {**tls, "tls_key_password_file": str(tmp_path / "password")}
     await starts(ServerSettings(port=0, **more))
-    with pytest.raises(ModelError, match="`tls_key_password_file` does not work with `grpc_port`"):
+    with pytest.raises(ModelError, match="`--tls-key-password-file` does not work with `--grpc-port`"):
         await starts(ServerSettings(port=0, grpc_port=0, **more))
 
 

@@ -315,7 +315,7 @@ def test_bad_tls_files_are_bad_starts(papers: Papers, tmp_path: Path):
     )
     password = tmp_path / "password"
     for more, problem in (
-        ({"tls_certificate": None}, "both"),
+        ({"tls_certificate": None}, "both `--tls-certificate` and `--tls-key`"),
         ({"tls_key": None}, "both"),
         ({"tls_certificate": "/nothing"}, "No such file"),
         ({"tls_key": str(other.key)}, "mismatch"),
@@ -323,7 +323,7 @@ def test_bad_tls_files_are_bad_starts(papers: Papers, tmp_path: Path):
         ({"tls_key": str(encrypted), "tls_key_password_file": "/nothing"}, "No such file"),
         ({"tls_client_ca": ("/nothing",)}, "No such file"),
         ({"tls_client_ca": (str(papers.key),)}, "verify clients"),
-        ({"tls_crl": (str(papers.crl),)}, "tls_client_ca"),
+        ({"tls_crl": (str(papers.crl),)}, "--tls-client-ca"),
     ):
         with pytest.raises(ModelError, match=problem):
             Certificates.of(ServerSettings(**papers.settings(**more)))  # type: ignore[arg-type]

@@ -76,6 +76,11 @@ class NativeOptions:
     def tier(self) -> str:
         return self.isa if self.isa is not None else os.environ.get("INTERLINGUA_ISA", "")
 
+    @property
+    def tier_named_by(self) -> str:
+        """Where the operator named `tier`, for a message about it. What the command resolved is in `isa` alike."""
+        return "INTERLINGUA_ISA" if os.environ.get("INTERLINGUA_ISA") == self.tier else "--isa"
+
 
 class _Stream:
     """Where a request's events wait for their reader. The event loop's own, but for `sequence`: the engine thread's."""

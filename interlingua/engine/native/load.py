@@ -122,7 +122,7 @@ def load_model(
     try:
         model = Model(options.tier, threads, _NUMERICS[options.activations], options.max_batch_tokens)
     except ValueError as error:
-        raise ModelError(f"INTERLINGUA_ISA: {error}") from None
+        raise ModelError(f"{options.tier_named_by}: {error}") from None
     done = 0
 
     def packed(count: int) -> None:
@@ -192,10 +192,10 @@ def _kv_pool(config: ModelConfig, options: NativeOptions, weights: int) -> KvPoo
     free = max(0, available_memory() - weights)
     if options.kv_memory is not None:
         if options.kv_memory < block_bytes:
-            raise ModelError(f"kv_memory of {options.kv_memory} bytes holds no block of {block_bytes} bytes")
+            raise ModelError(f"--kv-memory of {options.kv_memory} bytes holds no block of {block_bytes} bytes")
         if options.kv_memory > free:
             raise ModelError(
-                f"kv_memory of {options.kv_memory / 1e9:.1f} GB does not fit in memory: "
+                f"--kv-memory of {options.kv_memory / 1e9:.1f} GB does not fit in memory: "
                 f"{free / 1e9:.1f} GB are free beside the weights"
             )
         return KvPool(options.kv_memory // block_bytes, block_bytes)

@@ -17,7 +17,8 @@ def credentials(settings: ServerSettings) -> grpc.ServerCredentials | None:
         return None
     for name in ("tls_key_password_file", "tls_crl"):
         if getattr(settings, name):
-            raise ModelError(f"`{name}` does not work with `grpc_port`: gRPC's TLS has no such thing")
+            flag = "--" + name.replace("_", "-")
+            raise ModelError(f"`{flag}` does not work with `--grpc-port`: gRPC's TLS has no such thing")
     last = _read(settings)
 
     def newest() -> grpc.ServerCertificateConfiguration:
