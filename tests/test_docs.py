@@ -113,6 +113,12 @@ def test_curl_examples_answer(command: str, server: str) -> None:
         assert isinstance(text, str) and text.strip()
 
 
+def test_the_first_answer_is_right(server: str) -> None:
+    """A reader's first impression: the call does not sample, which a small model bears badly."""
+    first = next(command for command in EXAMPLES if command.startswith("curl"))
+    assert "Paris" in text_of(json.loads(run(first.replace(ADDRESS, server))))
+
+
 def text_of(answer: Any) -> Any:
     """The text of any dialect's answer."""
     if isinstance(answer, list):

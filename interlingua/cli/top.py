@@ -177,7 +177,7 @@ def _get(url: str) -> tuple[int, str]:
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "reason", problem)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            why = f"its certificate is not trusted ({reason.verify_message}); SSL_CERT_FILE names that of its authority"
+            why = f"its certificate is refused ({reason.verify_message}); SSL_CERT_FILE names the authorities to trust"
             raise UsageError(f"cannot read {url}: {why}") from None
         raise UsageError(f"cannot read {url}: {getattr(reason, 'strerror', None) or reason}") from None
 

@@ -25,7 +25,7 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
     That each route also stands below its dialect's prefix is said in the tags.
 
     Args:
-        key: every POST asks for a key.
+        key: every POST asks for a key, and so do the lists of models.
     """
     paths: dict[str, dict[str, Any]] = {}
     for dialect in dialects:
@@ -41,8 +41,8 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
         paths.setdefault(path, {}).update(methods)
     if key:
         for path, methods in paths.items():
-            if "post" in methods:
-                paths[path] = methods | {"post": methods["post"] | {"security": [{_KEY: []}]}}
+            asking = [method for method in methods if method == "post" or path in models.PATHS]
+            paths[path] = methods | {method: methods[method] | {"security": [{_KEY: []}]} for method in asking}
     return {
         "openapi": "3.1.0",
         "info": {"title": "interlingua", "version": interlingua.__version__},
