@@ -14,10 +14,11 @@ from interlingua.cli.settings import UsageError
 from interlingua.text.tokenizer import Tokenizer
 
 # Where the routes' answers hold token ids, and where their text.
-_IDS = (("details", "tokens"), ("details", "perf_stat"), ("details", "generated_token_ids"))
+_IDS = (("details", "tokens"), ("details", "perf_stat"), ("details", "generated_token_ids"), ("output0",))
 _TEXTS = (
     ("generated_text",),
     ("text_output",),
+    ("text_output", 0),
     ("choices", 0, "message", "content"),
     ("choices", 0, "text"),
     ("text", 0),
@@ -69,6 +70,9 @@ def _of_answer(content: str, tokenizer: Tokenizer) -> list[int]:
     document = _json(content)
     if isinstance(document, list) and len(document) == 1 and isinstance(document[0], dict):
         document = document[0]  # TGI's root route answers with a list of one
+    outputs = _at(document, ("outputs",))
+    if isinstance(outputs, list):  # tensors of KServe's infer, by their names
+        document = {str(_at(output, ("name",))): _at(output, ("data",)) for output in outputs}
     found = (ids for ids in map(_ids, (document, *(_at(document, path) for path in _IDS))) if ids)
     texts = (text for text in (_at(document, path) for path in _TEXTS) if isinstance(text, str))
     return next(found, None) or tokenizer.encode(next(texts, content), add_special=False)
@@ -96,7 +100,8 @@ def _of_stream(events: list[dict[str, Any]], tokenizer: Tokenizer) -> list[int]:
         for path in _EVENT_IDS:
             value = _at(event, path)
             ids += _ids(value if isinstance(value, list) else [value])
-        firsts = [choice for choice in event.get("choices") or () if _at(choice, ("index",)) == 0]
+        choices = event.get("choices")
+        firsts = [one for one in choices if _at(one, ("index",)) == 0] if isinstance(choices, list) else []
         found = [_at(part, path) for part in (event, *firsts) for path in _EVENT_PIECES]
         pieces += [piece for piece in found if isinstance(piece, str)]
         whole = next((text for path in _EVENT_TEXTS if isinstance(text := _at(event, path), str)), whole)

@@ -50,7 +50,8 @@ def resolve(
     cache = cache_folder(cache_dir)
     known = packages.KNOWN_MODELS.get(name_or_path)
     path = Path(name_or_path).expanduser()
-    is_id = known is None and not path.exists() and _HUB_ID.fullmatch(name_or_path) is not None
+    is_path = path.exists() or (path.suffix == ".gguf" and path.parent.is_dir())
+    is_id = known is None and not is_path and _HUB_ID.fullmatch(name_or_path) is not None
     if revision is not None and not is_id:
         raise ModelError(f"{name_or_path}: a revision can be chosen for Hugging Face ids only")
     if known is not None:

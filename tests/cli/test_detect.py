@@ -61,6 +61,8 @@ def test_every_form_of_an_answer_is_read(tokenizer: Tokenizer) -> None:
         {"generated_text": "other", "details": {"tokens": tokens}},
         [{"generated_text": "other", "details": {"tokens": tokens}}],
         {"text_output": "other", "details": {"perf_stat": [[token, 7] for token in MARKED]}},
+        {"generated_text": "other", "details": {"generated_token_ids": MARKED}},
+        {"outputs": [{"name": "output0", "shape": [1, len(MARKED)], "datatype": "UINT32", "data": MARKED}]},
     ]
     with_text: list[Any] = [
         {"generated_text": text},
@@ -69,13 +71,20 @@ def test_every_form_of_an_answer_is_read(tokenizer: Tokenizer) -> None:
         {"choices": [{"message": {"role": "assistant", "content": text}}]},
         {"choices": [{"text": text}]},
         {"text": [text]},
+        {"outputs": [{"name": "text_output", "shape": [1], "datatype": "BYTES", "data": [text]}]},
     ]
     for answer in with_ids:
         assert ids_of(json.dumps(answer), tokenizer) == MARKED, answer
     for answer in with_text:
         assert ids_of(json.dumps(answer), tokenizer) == again, answer
     assert ids_of(text, tokenizer) == again
-    for literal in ('{"a": 1}', "[1.5, 2]", "[true]", "7"):  # JSON, and no answer: a text like any other
+    for literal in (
+        '{"a": 1}',
+        "[1.5, 2]",
+        "[true]",
+        "7",
+        '{"outputs": [7, {"name": []}]}',
+    ):  # JSON, and no answer: a text like any other
         assert ids_of(literal, tokenizer) == tokenizer.encode(literal, add_special=False)
 
 
@@ -119,7 +128,12 @@ def test_a_text_alone_shows_its_mark(tmp_path: Path, tokenizer: Tokenizer) -> No
 
 
 def test_what_cannot_be_judged_is_refused_in_one_line(tmp_path: Path) -> None:
-    streams = (("data: [DONE]", "no event"), ('data: {"error": "too busy"}', "too busy"), ("data: x", "no event"))
+    streams = (
+        ("data: [DONE]", "no event"),
+        ('data: {"error": "too busy"}', "too busy"),
+        ("data: x", "no event"),
+        ('data: {"choices": 7}', "no event"),
+    )
     for content, says in (
         ("[5]", "two tokens"),
         ("", "two tokens"),

@@ -136,7 +136,11 @@ def test_broken_config(folder: Path, content: bytes, words: str) -> None:
     fails(folder, "config.json", words)
 
 
-def test_no_such_thing(tmp_path: Path) -> None:
+def test_no_such_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"^models/nothing\.gguf: no such file or folder$"):  # no Hugging Face id
+        resolve("models/nothing.gguf")
     fails(tmp_path / "nothing", "no such file or folder")
     with pytest.raises(ModelError, match=r"no such model.*smollm2-135m-instruct.*gemma3-270m.*org/name"):
         resolve("nothing")
