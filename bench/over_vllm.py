@@ -1,6 +1,6 @@
 """What our layer costs over vLLM: tokens a second through this server over those of vLLM's own, in one run.
 
-In the environment where vLLM lives:  python bench/over_vllm.py MODEL [--streams 32] [-- VLLM_OPTION=VALUE ...]
+In the environment where vLLM lives:  python bench/over_vllm.py MODEL [--streams 32] [--option NAME=VALUE ...]
 
 Ours, theirs, ours, theirs: each with the same options of vLLM and new prompts; the ratio is of the medians.
 """
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("options", nargs="*", metavar="-- OPTION=VALUE", help="of vLLM")
+    parser.add_argument("--option", action="append", default=[], dest="options", metavar="NAME=VALUE", help="of vLLM")
     arguments = parser.parse_args()
     rates: dict[tuple[str, int], list[float]] = {}
     seed = 70_000
