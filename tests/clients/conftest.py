@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +48,6 @@ def clients_python(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def real_server() -> Iterator[str]:
-    """The URL of the program itself, serving the demo model in a process of its own."""
-    with serving() as server:
+    """The URL of the program itself, serving the demo model, or as INTERLINGUA_TEST_FLAGS says."""
+    with serving(shlex.split(os.environ.get("INTERLINGUA_TEST_FLAGS", "")), seconds=400) as server:
         yield server.url

@@ -223,6 +223,7 @@ def test_penalties_count_the_answer_alone(real: OpenAI) -> None:
     assert first() == first(frequency_penalty=2, presence_penalty=2)
 
 
+@pytest.mark.bit_exact
 def test_logprobs_are_the_raw_models(real: OpenAI) -> None:
     def first(**fields: Any) -> Any:
         answer = real.chat.completions.create(
@@ -237,6 +238,7 @@ def test_logprobs_are_the_raw_models(real: OpenAI) -> None:
     assert len(plain) == 3 and [value for _, value in plain] == sorted((value for _, value in plain), reverse=True)
 
 
+@pytest.mark.bit_exact
 def test_seed_replays(real: OpenAI) -> None:
     def once() -> list[str | None]:
         answer = real.chat.completions.create(model=REAL, messages=user("Tell a story"), seed=-7, max_tokens=16, n=2)
