@@ -75,7 +75,8 @@ def common(values: Mapping[str, Any], *, grammar: Grammar | None, names: Mapping
         "sampling": sampling(values),
         "stop": values.get("stop", ()),
         "stop_mode": StopMode.KEEP if keep else StopMode.CUT,
-        "stop_token_ids": values.get("stop_token_ids", ()),
+        # Each once, the smallest first: a body may hold millions of them, and 128 prompts for which they are checked.
+        "stop_token_ids": tuple(sorted(set(values.get("stop_token_ids", ())))),
         "ignore_eos": values.get("ignore_eos", False),
         "min_new_tokens": values.get("min_tokens", 0),
         "truncate": values.get("truncate_prompt_tokens"),

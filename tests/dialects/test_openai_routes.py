@@ -171,6 +171,7 @@ READS: list[tuple[str, str, dict[str, object]]] = [
     (CHAT, '"presence_penalty":1,"repetition_penalty":2', {"sampling.presence_penalty": 1.0}),
     (CHAT, '"logit_bias":{"7":-1,"5":2}', {"sampling.logit_bias": ((5, 2.0), (7, -1.0))}),
     (CHAT, '"stop":"x"', {"stop": ("x",), "stop_mode.value": "cut"}),
+    (CHAT, '"stop_token_ids":[7,5,7,7]', {"stop_token_ids": (5, 7)}),
     (CHAT, '"stop":["x","y"],"include_stop_str_in_output":true', {"stop": ("x", "y"), "stop_mode.value": "keep"}),
     (CHAT, '"logprobs":true,"top_logprobs":3', {"top_n_tokens": 3}),
     (CHAT, '"model":"my-lora"', {"model": "my-lora"}),
