@@ -82,6 +82,8 @@ class LogitBias:
     def check(self, value: object, settings: DialectSettings) -> tuple[tuple[int, float], ...]:
         if not isinstance(value, dict):
             raise Refusal(value)
+        if len(value) > settings.vocab_size:  # before millions of them are read
+            raise Refusal(value, expected=f"an object of at most {settings.vocab_size} ids", given=f"{len(value)}")
         biases: dict[int, float] = {}
         for key, bias in value.items():
             if not re.fullmatch(r"[0-9]{1,10}", key):

@@ -577,6 +577,12 @@ def test_refusals_come_before_the_first_byte(served: Served, stream: bool) -> No
         assert got.headers["content-type"] == "application/json"
 
 
+def test_biases_for_more_ids_than_there_are() -> None:
+    biases = json.dumps({str(token_id): 1 for token_id in range(257)})
+    with pytest.raises(errors.ValidationError, match="at most 256 ids, got 257"):
+        request(CHAT, f'"logit_bias":{biases}')
+
+
 def test_bodies_that_are_none(served: Served) -> None:
     for data in (b"", b'{"messages":[],}', b"[]", b"null", b"{}", b'{"messages":[]}', b'{"messages":[{}]}'):
         got = send(served.url, CHAT, data)
