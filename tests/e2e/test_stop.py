@@ -117,7 +117,7 @@ def test_no_signal_changes_how_a_stopping_server_ends(number: signal.Signals) ->
             server.process.send_signal(number)
             time.sleep(0.002)
         assert server.process.returncode == 0
-    assert server.errors == []
+    assert not [line for line in server.errors if "stopping: 0 requests running" not in line]
 
 
 def test_a_hangup_while_the_server_starts_is_no_end() -> None:
