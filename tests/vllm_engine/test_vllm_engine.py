@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: scripts/setup-vllm")
@@ -16,6 +17,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: scripts/setup-vl
 from calls import GENERATE, GENERATE_STREAM, ROUTES, Route
 from server import Server, running
 from sockets import ask
+from tiny_adapters import adapter_weights, demo_shapes, write_adapter
 
 PROMPT = "My name is Olivier and I"
 
@@ -126,3 +128,22 @@ async def test_two_workers_share_the_model(even_flags: list[str], monkeypatch: p
         )
         assert stream.text.endswith("b")
     assert all(reply.generated_tokens == 16 for reply in replies)
+
+
+async def test_adapters_by_name(flags: list[str], tmp_path: Path) -> None:
+    """Loaded at start and at run time, in one batch beside the base model; an unknown name is refused."""
+    key = "only for tests"
+    folders = [write_adapter(tmp_path / name, adapter_weights(demo_shapes(), name, 16, 0.5)) for name in ("one", "two")]
+    adapted = ["--lora-adapters", f"one={folders[0]}", "--vllm-arg", "max-loras=2", "--admin-key", key]
+    with running([*flags, *adapted], seconds=400) as server:
+        async with httpx.AsyncClient(base_url=server.url, headers={"authorization": f"Bearer {key}"}) as client:
+            wish = {"lora_name": "two", "lora_path": str(folders[1])}
+            loaded = await client.post("/v1/load_lora_adapter", json=wish, timeout=60)
+            assert loaded.status_code == 200, loaded.text
+        replies = await asyncio.gather(
+            *(GENERATE.call(server.port, PROMPT, max_new_tokens=16, adapter_id=name) for name in (None, "one", "two"))
+        )
+        assert len({tuple(reply.ids) for reply in replies}) == 3
+        unknown = {"inputs": PROMPT, "parameters": {"adapter_id": "three"}}
+        refused = await ask(server.port, "POST", "/generate", unknown)
+        assert refused.status == 422 and "adapter_id" in refused.json["error"]
