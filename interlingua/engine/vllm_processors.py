@@ -132,12 +132,18 @@ class Processor(LogitsProcessor):
     def _green(self, last: int, gamma: float) -> torch.Tensor:
         mask = self._masks.get((last, gamma))
         if mask is None:
-            mask = torch.from_numpy(np.array(green_list(last, self._vocab, gamma))).to(self._device)
+            mask = green_mask(last, self._vocab, gamma).to(self._device)
             self._masks[last, gamma] = mask
             if len(self._masks) > _MASKS:
                 self._masks.popitem(last=False)
         self._masks.move_to_end((last, gamma))
         return mask
+
+
+def green_mask(last: int, vocab: int, gamma: float) -> torch.Tensor:
+    """Which ids the watermark favours after `last`: bool [vocab]."""
+    bits = np.unpackbits(green_list(last, vocab, gamma), count=vocab, bitorder="little")
+    return torch.from_numpy(bits.astype(bool))
 
 
 def change(
@@ -154,7 +160,8 @@ def change(
     if wanted["watermark"] is not None:
         gamma, delta = wanted["watermark"]
         last = output[-1] if output else prompt[-1]
-        scores[: green(last, gamma).shape[0]] += delta * green(last, gamma)
+        favoured = green(last, gamma)
+        scores[: favoured.shape[0]] += delta * favoured
     seen, counts = np.unique(np.array(prompt + output, np.int64), return_counts=True)
     ids = torch.from_numpy(seen).to(device)
     values = scores[ids]

@@ -12,9 +12,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: scripts/setup-vl
 
 from interlingua.contract.request import PreparedRequest, SamplingParams, Watermark  # noqa: E402
 from interlingua.engine.native._native import SamplingParams as NativeSampling  # noqa: E402
-from interlingua.engine.native._native import distribution, green_list, kernel_names  # noqa: E402
+from interlingua.engine.native._native import distribution, kernel_names  # noqa: E402
 from interlingua.engine.vllm import needs_processor, parameters  # noqa: E402
-from interlingua.engine.vllm_processors import change, warp  # noqa: E402
+from interlingua.engine.vllm_processors import change, green_mask, warp  # noqa: E402
 
 VOCAB = 512
 CASES: list[dict[str, Any]] = [
@@ -72,7 +72,7 @@ def test_the_same_distribution(case: dict[str, Any], seed: int) -> None:
         wanted,
         prompt,
         output,
-        lambda last, gamma: torch.from_numpy(green_list(last, VOCAB, gamma)),
+        lambda last, gamma: green_mask(last, VOCAB, gamma),
     )
     ours = torch.softmax(warp(scores, wanted).double(), -1).numpy()
     expected = native(request.sampling, logits, prompt, output)
