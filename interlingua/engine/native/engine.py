@@ -29,20 +29,18 @@ from interlingua.contract.events import (
     EngineEvent,
     FailedEvent,
     FinishedEvent,
-    FinishReason,
-    StartedEvent,
-    TokenEvent,
 )
 from interlingua.contract.request import Adapter, Grammar, PreparedRequest
-from interlingua.engine.native._native import FAILED, KV_BLOCK, LATE, UNUSABLE, Model
+from interlingua.engine.native._native import KV_BLOCK, Model
 from interlingua.engine.native._native import SamplingParams as NativeSampling
-from interlingua.engine.native.batch import Batch, build_batch
+from interlingua.engine.native.batch import build_batch
 from interlingua.engine.native.blocks import BlockPool
 from interlingua.engine.native.drafts import Drafter
 from interlingua.engine.native.guide import Guide, Guides, Vocabulary
 from interlingua.engine.native.load import LoadedModel, load_model
 from interlingua.engine.native.lora import Lora, read_adapter
-from interlingua.engine.native.scheduler import Chunk, Scheduler
+from interlingua.engine.native.outcome import Outcome, read_outcomes
+from interlingua.engine.native.scheduler import Scheduler
 from interlingua.engine.native.sequence import Sequence
 from interlingua.engine.native.weights import Quantize
 from interlingua.hub.files import ModelFiles
@@ -398,15 +396,27 @@ class NativeEngine:
         batch = build_batch(chunks)
         batch.run(self._model)
         now = time.monotonic()
-        events, computed, finished, guided = self._collect(batch, now)
-        scheduler.finish(computed)
-        self._steps += 1
-        self._last_progress = now
-        self._hand_over(events)  # before anything that could fail
+        outcomes = list(read_outcomes(batch, self._model.top_tokens, now))
+        scheduler.finish((outcome.chunk, outcome.stands) for outcome in outcomes)
+        self._count(outcomes, now)
+        # Before anything that could fail:
+        self._hand_over([(self._streams[o.chunk.sequence], event) for o in outcomes for event in o.events])
+        goes_on = [o.chunk.sequence for o in outcomes if o.chosen and not o.ended]
+        guided = [(sequence.guide, sequence.ids[-1]) for sequence in goes_on if sequence.guide is not None]
         if self._guides is not None and guided:
             self._guides.submit(guided)
-        for sequence in finished:
-            self._drop(scheduler, sequence)
+        for outcome in outcomes:
+            if outcome.ended:
+                self._drop(scheduler, outcome.chunk.sequence)
+
+    def _count(self, outcomes: list[Outcome], now: float) -> None:
+        self._steps += 1
+        self._last_progress = now
+        for outcome in outcomes:
+            self._generated_tokens += outcome.chosen
+            if outcome.chosen and outcome.chunk.drafts:
+                self._drafted_tokens += len(outcome.chunk.drafts)
+                self._accepted_tokens += outcome.chosen - 1
 
     def _end_misguided(self, scheduler: Scheduler) -> None:
         """Ends the requests whose grammar cannot be followed any further, each alone."""
@@ -427,83 +437,6 @@ class NativeEngine:
         with self._wake:
             self._wake.notify()
 
-    def _collect(
-        self, batch: Batch, now: float
-    ) -> tuple[_Delivery, list[tuple[Chunk, int]], list[Sequence], list[tuple[Guide, int]]]:
-        """Turns the results of a step into events.
-
-        Also returns of each chunk how many of its tokens stand, the sequences that finished, and the guides of those
-        that go on, with the tokens chosen for them.
-        """
-        events: _Delivery = []
-        computed: list[tuple[Chunk, int]] = []
-        finished: list[Sequence] = []
-        guided: list[tuple[Guide, int]] = []
-        ids, logprobs = batch.ids.tolist(), batch.logprobs.tolist()
-        row = 0
-        for chunk, scored, choices in zip(batch.chunks, batch.scored, batch.choices, strict=True):
-            sequence = chunk.sequence
-            rows = slice(row, row + scored + choices)
-            row = rows.stop
-            try:
-                told, stands = self._tell(chunk, scored, ids[rows], logprobs[rows], now)
-            except Exception:  # the request's own state is broken: it ends alone
-                _log.exception("request %s failed in the engine", sequence.request.request_id)
-                told, stands = [FailedEvent(GenerationError(_problem([FAILED])))], 0
-            stream = self._streams[sequence]
-            events += [(stream, event) for event in told]
-            computed.append((chunk, stands))
-            if told and isinstance(told[-1], FinishedEvent | FailedEvent):
-                finished.append(sequence)
-            elif told and sequence.guide is not None:
-                guided.append((sequence.guide, sequence.ids[-1]))
-        return events, computed, finished, guided
-
-    def _tell(
-        self, chunk: Chunk, scored: int, ids: list[int], logprobs: list[float], now: float
-    ) -> tuple[list[EngineEvent], int]:
-        """The events of one sequence in a step, and how many of its chunk's tokens stand.
-
-        Args:
-            scored: the first rows of `ids` and `logprobs` are prompt tokens; then come its choices, if it makes any.
-        """
-        sequence = chunk.sequence
-        problem = _problem(ids)
-        if problem:
-            return [FailedEvent(GenerationError(problem))], 0
-        sequence.prompt_logprobs += logprobs[:scored]
-        if len(ids) == scored:
-            return [], chunk.count
-        guide = sequence.guide
-        if guide is not None and ids[scored] == LATE:
-            guide.missed = True
-            return [], chunk.count - 1  # for the same logits, to the bit, once the mask is there
-        events: list[EngineEvent] = []
-        if not sequence.announced:
-            sequence.announced = True
-            prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
-            events.append(StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt))
-        accepted = -1
-        for token, logprob in zip(ids[scored:], logprobs[scored:], strict=True):
-            if token < 0:
-                break
-            top = tuple(self._model.top_tokens(sequence.slot)) if sequence.request.top_n_tokens else ()
-            sequence.ids.append(token)
-            accepted += 1
-            reason = _finish_reason(sequence, token)
-            events.append(TokenEvent(token, logprob, now, top, reason))
-            if reason is not None:
-                events.append(FinishedEvent(reason, sequence.generated))
-                break
-            if guide is not None:
-                guide.expect()
-        self._generated_tokens += accepted + 1
-        if chunk.drafts and sequence.drafter is not None:
-            sequence.drafter.learn(len(chunk.drafts), accepted)
-            self._drafted_tokens += len(chunk.drafts)
-            self._accepted_tokens += accepted
-        return events, chunk.count + accepted
-
     def _drop(self, scheduler: Scheduler, sequence: Sequence) -> None:
         """The one exit: blocks, sampler state and place in the queue are free afterwards."""
         scheduler.remove(sequence)
@@ -523,22 +456,3 @@ class NativeEngine:
     def _hand_over(self, events: _Delivery) -> None:
         if events and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._deliver, events)
-
-
-def _problem(ids: list[int]) -> str:
-    """Why a request's rows of a step have no result, or ""."""
-    if UNUSABLE in ids:
-        return "the model's logits for this request are not finite"
-    return "the request's decoding state has failed" if FAILED in ids else ""
-
-
-def _finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
-    """Length comes before EOS: an EOS that is the last allowed token reports `length`."""
-    request = sequence.request
-    if sequence.generated >= request.max_new_tokens:
-        return FinishReason.LENGTH
-    if sequence.guide is not None and token in sequence.guide.eos_ids:
-        return FinishReason.EOS  # whatever else was asked: the grammar allows nothing after it
-    if token in request.stop_token_ids and sequence.generated > request.min_new_tokens:
-        return FinishReason.EOS
-    return None
