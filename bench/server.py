@@ -27,7 +27,7 @@ import uvloop
 from loadgen import Load, measure
 
 READY = re.compile(
-    r"^Ready in [\d.]+ s: (?P<model>\S+), .*?(?:weights (?P<weights>\d+) MB, KV pool (?P<pool>\d+) MB.*)? at (?P<url>http://\S+:\d+),"
+    r"^Ready in [\d.]+ s: (?P<model>\S+), .*?(?:weights (?P<weights>\d+) MB, KV pool (?P<pool>\d+) MB.*)? at (?P<url>https?://\S+:\d+),"
 )
 
 
@@ -90,13 +90,17 @@ def resident_of(pid: int) -> int:
 
 @contextlib.contextmanager
 def running(
-    flags: Sequence[str] = (), seconds: float = 120, program: Sequence[str] = ("-m", "interlingua.cli.main")
+    flags: Sequence[str] = (),
+    seconds: float = 120,
+    program: Sequence[str] = ("-m", "interlingua.cli.main"),
+    port: int | None = 0,
 ) -> Iterator[Server]:
     """A server that runs while the block does, with no option in its environment but where models are kept.
 
     Args:
         seconds: how long it may take to start.
         program: what Python runs; it must understand the command line of `interlingua`.
+        port: where it listens; 0 = any free port, None = where its options say.
 
     Raises:
         RuntimeError: it has not said within `seconds` that it serves; the message holds its standard error.
@@ -104,7 +108,7 @@ def running(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("INTERLINGUA_")}
     if "INTERLINGUA_CACHE" in os.environ:
         environment["INTERLINGUA_CACHE"] = os.environ["INTERLINGUA_CACHE"]
-    command = [sys.executable, *program, "serve", "--port", "0", *flags]
+    command = [sys.executable, *program, "serve", *(() if port is None else ("--port", str(port))), *flags]
     begun = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -38,8 +39,8 @@ class Connection:
         self.writer = writer
 
     @classmethod
-    async def open(cls, port: int) -> Connection:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def open(cls, port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Connection:
+        return cls(*await asyncio.open_connection(host, port, ssl=tls))
 
     def send_head(self, method: str, path: str, *headers: str) -> None:
         lines = (f"{method} {path} HTTP/1.1", "host: test", *headers, "", "")

@@ -89,6 +89,7 @@ def limits(options: Options) -> Limits:
 
     return Limits(
         max_input_token_len=options.max_input_token_len,
+        truncation=cast(Literal["off", "head", "tail"], options.truncation),
         max_seq_len=options.max_seq_len,
         max_iter_times=options.max_iter_times,
         max_concurrent_requests=options.max_concurrent_requests,

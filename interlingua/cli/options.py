@@ -250,6 +250,13 @@ class Options:
     max_input_token_len: int | None = _option(
         Integer(1, 2**31 - 1), None, Group.LIMITS, "prompt tokens of one request", absent="max_seq_len - 1"
     )
+    truncation: str = _option(
+        Choice("off", "head", "tail"),
+        "off",
+        Group.LIMITS,
+        "a prompt of more tokens is refused (`off`) or cut: to its first ones (`head`) or its last (`tail`, where a "
+        "BOS that the tokenizer adds stays)",
+    )
     max_iter_times: int | None = _option(
         Integer(1, 2**31 - 1),
         None,

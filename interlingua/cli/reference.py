@@ -38,12 +38,16 @@ _VENDOR = """\
 ## The vendor server's configuration file
 
 `--config` also takes the JSON file of the server whose TGI and Triton routes this one speaks (it is known by
-`BackendConfig`). These keys are used; all others are listed in one line at the start and ignored. Where address and
-port of management or metrics are those of the data routes, they share them. With `ServerConfig.httpsEnabled` true the
-keys `tls...` name files, relative to the folder above `conf` (`tlsCaFile` and `tlsCrlFiles` below `tlsCaPath` and
-`tlsCrlPath`); with `tlsCaFile` clients need a certificate, as there; the password in `tlsPkPwd` is read as plain text.
-With false all of them are ignored.
-Of several models in `ModelConfig` the first is served.
+`BackendConfig`). These keys are used; all others are listed in one line at the start, with the reason, and ignored. A
+key that the file lacks has our default. Where address and port of management or metrics are those of the data routes,
+they share them. With `ServerConfig.httpsEnabled` true (or absent beside a `tlsCert`) the keys `tls...` name files,
+relative to the folder above `conf` (`tlsCaFile` and `tlsCrlFiles` below `tlsCaPath` and `tlsCrlPath`); with
+`tlsCaFile` clients need a certificate, as there; the password in `tlsPkPwd` is read as plain text. With false all of
+them are ignored.
+
+`truncation`: false or 0 refuses a prompt over `maxInputTokenLen`, true or -1 takes its first tokens, 1 its last ones.
+`cacheBlockSize` is ignored: the native engine keeps the KV cache in blocks of 32 tokens, which changes no answer and
+no limit (for vLLM: `--vllm-arg block-size=128`). Of several models in `ModelConfig` the first is served.
 
 | key | option |
 |---|---|

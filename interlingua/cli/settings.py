@@ -71,11 +71,15 @@ def read_file(path: Path, notes: Notes) -> dict[str, object]:
     if not isinstance(document, dict):
         raise UsageError(f"{path}: must be a mapping of options, got {type(document).__name__}")
     if "BackendConfig" in document or "ServerConfig" in document:
-        translated = vendor.translate(document, path)
+        try:
+            translated = vendor.translate(document, path)
+        except ValueError as problem:
+            raise UsageError(f"{path}: {problem}") from None
         if vendor.wants_https(document) and not {"tls_certificate", "tls_key"} <= translated.values.keys():
             raise UsageError(f"{path}: `{vendor.HTTPS}` is true, and that needs `tlsCert` and `tlsPk` beside it")
         if translated.ignored:
-            notes.append(f"{path}: ignored keys of the vendor's configuration: {', '.join(translated.ignored)}")
+            groups = (f"{', '.join(keys)} ({why})" for why, keys in translated.ignored.items())
+            notes.append(f"{path}: ignored keys of the vendor's configuration: {'; '.join(groups)}")
         return _checked(path, translated.values, translated.sources)
     return _checked(path, document, {})
 

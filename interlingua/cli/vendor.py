@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,13 @@ KEYS: dict[str, str] = {
     "ServerConfig.maxLinkNum": "max_concurrent_requests",
     "BackendConfig.ModelDeployConfig.maxSeqLen": "max_seq_len",
     "BackendConfig.ModelDeployConfig.maxInputTokenLen": "max_input_token_len",
+    "BackendConfig.ModelDeployConfig.truncation": "truncation",
     "BackendConfig.ModelDeployConfig.ModelConfig[0].modelName": "served_model_name",
     "BackendConfig.ModelDeployConfig.ModelConfig[0].modelWeightPath": "model",
     "BackendConfig.ScheduleConfig.maxBatchSize": "max_batch_size",
     "BackendConfig.ScheduleConfig.maxPrefillTokens": "max_batch_tokens",
     "BackendConfig.ScheduleConfig.maxIterTimes": "max_iter_times",
 }
-
 
 # With HTTPS true there, these name files, relative to the folder above `conf`; with false they mean nothing.
 HTTPS = "ServerConfig.httpsEnabled"
@@ -36,19 +37,30 @@ TLS_KEYS: dict[str, str] = {
 }
 _FOLDERS = {"ServerConfig.tlsCaFile": "tlsCaPath", "ServerConfig.tlsCrlFiles": "tlsCrlPath"}
 
+_TRUNCATION = "BackendConfig.ModelDeployConfig.truncation"
+TRUNCATIONS = {"false": "off", "0": "off", "true": "head", "-1": "head", "1": "tail"}  # their JSON -> our value
+
+# Why a key is ignored: what the first row says whose beginning of a path it has.
+_REASONS = (
+    ("BackendConfig.ScheduleConfig.cacheBlockSize", "KV blocks hold 32 tokens here"),
+    ("BackendConfig.ModelDeployConfig.ModelConfig[0].", "no counterpart here"),
+    ("BackendConfig.ModelDeployConfig.ModelConfig[", "the first model alone is served"),
+    ("ServerConfig.managementTls", "the management port has the certificate and the clients' authorities of `port`"),
+    ("ServerConfig.tls", "`httpsEnabled` is false"),
+    ("", "no counterpart here"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Translated:
     values: dict[str, Any]  # by our names, not checked yet
     sources: dict[str, str]  # our name -> their path, for errors
-    ignored: tuple[str, ...]  # their paths that mean nothing here
+    ignored: dict[str, list[str]]  # why -> their paths
 
 
 def translate(document: Mapping[str, Any], file: Path) -> Translated:
-    """The vendor's document in our options; `file` is where it stands."""
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    ignored: list[str] = []
+    """The vendor's document in our options; `file` is where it stands. Raises ValueError with a key and its problem."""
+    found = Translated({}, {}, {})
     server = document.get("ServerConfig")
     server = server if isinstance(server, dict) else {}
     https = wants_https(document)
@@ -58,18 +70,28 @@ def translate(document: Mapping[str, Any], file: Path) -> Translated:
         name = KEYS.get(path)
         if https and path in TLS_KEYS:
             name, value = TLS_KEYS[path], _files(value, home / str(server.get(_FOLDERS.get(path, ""), "")))
+        elif path == _TRUNCATION and value is not None:
+            value = _truncation(value)
         if name is not None:
-            values[name] = value
-            sources[name] = path
+            found.values[name] = value
+            found.sources[name] = path
         elif path != HTTPS and not (https and path in ("ServerConfig.tlsCaPath", "ServerConfig.tlsCrlPath")):
-            ignored.append(path)
-    return Translated(values, sources, tuple(ignored))
+            why = next(reason for prefix, reason in _REASONS if path.startswith(prefix))
+            found.ignored.setdefault(why, []).append(path)
+    return found
 
 
 def wants_https(document: Mapping[str, Any]) -> bool:
-    """Does the file ask for HTTPS? Anything but false and absence counts as yes: never plain HTTP by mistake."""
+    """Does the file ask for HTTPS? Never plain HTTP by mistake: only false, or no word about it at all, says no."""
     server = document.get("ServerConfig")
-    return isinstance(server, dict) and server.get("httpsEnabled", False) is not False
+    return isinstance(server, dict) and server.get("httpsEnabled", "tlsCert" in server) is not False
+
+
+def _truncation(value: Any) -> str:
+    text = json.dumps(value)
+    if text not in TRUNCATIONS:
+        raise ValueError(f"`{_TRUNCATION}` must be false, true, 0, -1 or 1, got {value!r}")
+    return TRUNCATIONS[text]
 
 
 def _files(value: Any, folder: Path) -> Any:

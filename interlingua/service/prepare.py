@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from interlingua.contract.engine import EngineInfo
 from interlingua.contract.errors import NotFoundError, NotSupportedError, ValidationError
@@ -86,6 +86,7 @@ class Limits:
     """
 
     max_input_token_len: int | None = None  # prompt tokens
+    truncation: Literal["off", "head", "tail"] = "off"  # which tokens of a prompt stay that has more
     max_seq_len: int | None = None  # prompt and output tokens together
     max_iter_times: int | None = None  # output tokens
     max_concurrent_requests: int = 512  # running and waiting together; one more is refused at once
@@ -164,6 +165,7 @@ class Preparer:
         self._info = info
         self._defaults = defaults or ModelDefaults()
         self._watermark = watermark or Watermark()
+        self._truncation = limits.truncation
         # A tokenizer may know more tokens than the model has logits for; those can never be generated.
         self._eos_ids = frozenset(token for token in tokenizer.eos_ids if token < self._info.vocab_size)
 
@@ -205,8 +207,11 @@ class Preparer:
             ids = _truncate(ids, request.truncate, added_bos)
         if not ids:
             raise ValidationError(prompt.field, "must not be empty")
-        if len(ids) > self.room.prompt:
-            raise ValidationError(prompt.field, f"must have at most {self.room.prompt} tokens, got {len(ids)} tokens")
+        limit = self.room.prompt
+        if len(ids) > limit:
+            if self._truncation == "off":
+                raise ValidationError(prompt.field, f"must have at most {limit} tokens, got {len(ids)} tokens")
+            ids = ids[:limit] if self._truncation == "head" else _truncate(ids, limit, added_bos)
         if max(ids) >= self._info.vocab_size:  # an added token of a tokenizer that is wider than the model
             problem = f"holds a token that the model does not have: id {max(ids)} of {self._info.vocab_size}"
             raise ValidationError(prompt.field, problem)

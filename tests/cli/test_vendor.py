@@ -11,6 +11,7 @@ import pytest
 from interlingua.cli.options import BY_NAME
 from interlingua.cli.settings import Notes, UsageError, resolve
 from interlingua.cli.vendor import KEYS, TLS_KEYS
+from interlingua.engine.native._native import KV_BLOCK
 
 CONFIG: dict[str, Any] = {
     "Version": "1.0.0",
@@ -54,10 +55,57 @@ def test_known_keys_become_options_and_others_are_listed_once(tmp_path: Path) ->
     assert (options.max_seq_len, options.max_input_token_len, options.max_iter_times) == (2560, 2048, 512)
     assert (options.served_model_name, options.model) == ("llama_65b", "/data/llama")
     assert (options.max_batch_size, options.max_batch_tokens) == (200, 8192)
+    assert options.truncation == "off"
     assert len(notes) == 1
     for key in ("Version", "ServerConfig.fullTextEnabled", "BackendConfig.npuDeviceIds"):
         assert key in notes[0]
-    assert "maxSeqLen" not in notes[0]
+    for key in KEYS:
+        assert key not in notes[0]
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """`CONFIG` with one key of it set."""
+    config = json.loads(json.dumps(CONFIG))
+    inner = config
+    *folders, last = path.split(".")
+    for name in folders:
+        inner = inner[name]
+    inner[last] = value
+    return config
+
+
+TRUNCATION = "BackendConfig.ModelDeployConfig.truncation"
+
+
+@pytest.mark.parametrize(
+    ("value", "means"), [(False, "off"), (0, "off"), (None, "off"), (True, "head"), (-1, "head"), (1, "tail")]
+)
+def test_truncation_in_each_of_its_spellings(tmp_path: Path, value: object, means: str) -> None:
+    assert resolve({}, {}, write(tmp_path, changed(TRUNCATION, value)), Notes()).truncation == means
+
+
+@pytest.mark.parametrize("value", [2, "true", 1.0, [], "head"])
+def test_truncation_that_it_does_not_know(tmp_path: Path, value: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve({}, {}, write(tmp_path, changed(TRUNCATION, value)), Notes())
+    assert f"`{TRUNCATION}` must be false, true, 0, -1 or 1, got {value!r}" in str(caught.value)
+
+
+def test_ignored_keys_are_listed_with_the_reason(tmp_path: Path) -> None:
+    config = changed("BackendConfig.ScheduleConfig.cacheBlockSize", 128)
+    config["BackendConfig"]["ModelDeployConfig"]["ModelConfig"].append({"modelName": "second"})
+    config["ServerConfig"] |= TLS | {"httpsEnabled": False, "managementTlsCert": "m.pem"}
+    notes = Notes()
+    assert resolve({}, {}, write(tmp_path, config), notes).served_model_name == "llama_65b"
+    (line,) = notes
+    groups = line.partition("configuration: ")[2].split("; ")
+    assert f"BackendConfig.ScheduleConfig.cacheBlockSize (KV blocks hold {KV_BLOCK} tokens here)" in groups
+    second = "BackendConfig.ModelDeployConfig.ModelConfig[1].modelName"
+    assert f"{second} (the first model alone is served)" in groups
+    tls = ", ".join(f"ServerConfig.{name}" for name in TLS if name != "httpsEnabled")
+    assert f"{tls} (`httpsEnabled` is false)" in groups
+    management = "the management port has the certificate and the clients' authorities of `port`"
+    assert f"ServerConfig.managementTlsCert ({management})" in groups
 
 
 def test_wrong_value_is_named_as_the_file_names_it(tmp_path: Path) -> None:
@@ -107,6 +155,13 @@ def test_https_without_a_certificate_is_no_plain_http(tmp_path: Path, asked: obj
     config = {**CONFIG, "ServerConfig": {**CONFIG["ServerConfig"], "httpsEnabled": asked}}
     with pytest.raises(UsageError, match=r"`ServerConfig\.httpsEnabled` is true"):
         resolve({}, {}, write(tmp_path, config), Notes())
+
+
+def test_a_certificate_without_a_word_about_https_is_used(tmp_path: Path) -> None:
+    """As there, where HTTPS is the default."""
+    server = {**CONFIG["ServerConfig"], **TLS}
+    del server["httpsEnabled"]
+    assert resolve({}, {}, write(tmp_path, {**CONFIG, "ServerConfig": server}), Notes()).tls_certificate is not None
 
 
 def test_command_line_wins_over_it(tmp_path: Path) -> None:

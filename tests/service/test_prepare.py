@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import pytest
 from byte_model import BOS, EOS, VOCAB_SIZE, ByteTokenizer, request
@@ -142,6 +143,27 @@ def test_prompts_pass_up_to_the_least_limit(limits: Limits, most: int):
 def test_truncation_comes_before_the_limit():
     using = preparer(Limits(max_input_token_len=20))
     assert len(prepare(request("x" * 5000, truncate=20), using).prompt_ids) == 20
+
+
+@pytest.mark.parametrize(
+    ("truncation", "bos_id", "expected"),
+    [
+        ("head", BOS, (BOS, *b"abc")),
+        ("tail", BOS, (BOS, *b"fgh")),
+        ("head", None, tuple(b"abcd")),
+        ("tail", None, tuple(b"efgh")),
+    ],
+)
+def test_an_operator_may_have_prompts_cut_instead_of_refused(
+    truncation: Literal["head", "tail"], bos_id: int | None, expected: tuple[int, ...]
+):
+    using = preparer(Limits(max_input_token_len=4, truncation=truncation), bos_id=bos_id)
+    assert prepare(request("abcdefgh"), using).prompt_ids == expected
+    fits = "abc" if bos_id else "abcd"
+    assert prepare(request(fits), using).prompt_ids == tuple(using._tokenizer.encode(fits))
+    assert prepare(request("abcdefgh", truncate=2), using).prompt_ids == ((BOS, *b"h") if bos_id else tuple(b"gh"))
+    ids = dataclasses.replace(request(), prompt=TokenPrompt(tuple(b"abcdefgh")))
+    assert prepare(ids, using).prompt_ids == tuple(b"abcd" if truncation == "head" else b"efgh")
 
 
 def test_too_many_characters_are_refused_before_tokenising():
