@@ -28,6 +28,7 @@ from loadgen import Load, measure
 
 READY = re.compile(
     r"^Ready in [\d.]+ s: (?P<model>\S+), .*?(?:weights (?P<weights>\d+) MB, KV pool (?P<pool>\d+) MB.*)? at (?P<url>https?://\S+:\d+),"
+    r"(?:.* gRPC: (?P<grpc>\S+:\d+))?"
 )
 
 
@@ -42,6 +43,7 @@ class Server:
     resident: int  # bytes right after that
     weights: int  # bytes that its packed weights take, as it says
     pool: int  # bytes of its KV pool, as it says
+    grpc: str = ""  # the address of its gRPC, if it has one
     errors: list[str] = field(default_factory=list)  # lines of its standard error so far
 
     @property
@@ -129,7 +131,9 @@ def running(
         ready_s = time.monotonic() - begun
         resident = resident_of(process.pid)
         weights, pool = (int(ready[name] or 0) * 1_000_000 for name in ("weights", "pool"))
-        yield Server(process, ready["model"], ready["url"], ready_s, resident, weights, pool, errors)
+        yield Server(
+            process, ready["model"], ready["url"], ready_s, resident, weights, pool, ready["grpc"] or "", errors
+        )
     finally:
         impatience.cancel()
         process.terminate()

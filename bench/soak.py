@@ -1,16 +1,19 @@
 """Everything at once for a long time: nothing may differ, fail or be left behind.
 
-Starts `interlingua serve` with a KV pool that is too small for its load, so that cached prompts are thrown out all the
-time, and requests wait or begin again. Asks for the whole answers of a set of requests in every dialect (greedy and
-sampled, with stops and grammars, in several scripts) and streams each once. Then, for as long as it is told to:
+Starts `interlingua serve` with adapters and a KV pool that is too small for its load, so that cached prompts are
+thrown out all the time, and requests wait or begin again. Asks for the whole answers of a set of requests in every
+dialect of `soak_kinds.py`, gRPC's too (greedy and sampled, with stops, grammars and adapters, in several scripts), and
+streams each once. Then, for as long as it is told to:
 
-- of what workers do in turn, 25 % are clients that leave, before the first byte or after some events, half of them with
-  a reset; 5 % are bad requests; the rest are whole answers and streams, which must say what they said before;
-- now and then a burst comes that is more than the server takes: what it refuses must be 429, at once.
+- of what workers do in turn, 25 % are clients that leave, before the first byte or in the middle, half of them with a
+  reset; 5 % are bad requests; 2 % have a time limit that they cannot keep; the rest are whole answers and streams,
+  which must say what they said before;
+- now and then a burst comes that is more than the server takes: what it refuses must be 429, at once;
+- an adapter is loaded, used, unloaded under a running stream and asked for again, and one in use is loaded anew.
 
-Afterwards every request has had exactly one ending by the server's own count, of the kinds that were provoked alone;
-gauges are at zero, no socket or thread is left, and memory is no larger than it was when the server was warm. Prints
-one JSON line; exits with 1 when something did not hold.
+Afterwards every request has had exactly one ending, by what the clients saw and by the server's own count, of the
+kinds that were provoked alone; gauges and tasks are what they were before, no socket or thread is left, and memory is
+no larger than it was when the server was warm. Prints one JSON line; exits with 1 when something did not hold.
 
     python bench/soak.py [--seconds 1800] [--streams 32] [-- FLAG OF serve ...]
 """
@@ -25,107 +28,38 @@ import random
 import socket
 import struct
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc.aio
 import uvloop
-from loadgen import prompt
 from server import Server, running
+from soak_kinds import GRPC, Client, RefusedError, bad_requests, case, endless, kinds, late_requests
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from tiny_adapters import adapter_weights, demo_shapes, write_adapter
 
 LIMIT = 96  # requests that the server takes at once
 POOL = ("--kv-memory", "32MiB", "--max-concurrent-requests", str(LIMIT))
+KEY = "soak"
+ADAPTERS = ("one", "two")
+GUEST = "guest"  # the adapter that comes and goes
 GROWTH = 24_000_000  # bytes that a warm server's memory may move
-VANISHING, BAD = 0.25, 0.05  # shares of what workers do
+VANISHING, BAD, LATE = 0.25, 0.05, 0.02  # shares of what workers do
 BURST_EVERY = 10.0  # seconds
-ZERO = ("tgi_queue_size", "tgi_batch_current_size", "interlingua_requests_inside", "interlingua_kv_blocks_used")
-_BEGINNINGS = ("", "Weiter: ", "今天天气很好，我们去", "Привет! ", "😀🎉 ", "def f(x):\n    ", "مرحبا ")
-_STOPS: tuple[list[str], ...] = ([], [], [" and"], [".", "\n\n"], ["e"])
-_GRAMMAR = {"type": "regex", "value": "[a-z]{3,12}( [a-z]{2,9}){2,20}"}
+ADAPT_EVERY = 2.0
+PARTS = 10  # of the run, each of which tells its largest memory
+# What a server that does nothing holds: as much before as after.
+HELD = (
+    *("tgi_queue_size", "tgi_batch_current_size", "interlingua_requests_inside", "interlingua_kv_blocks_used"),
+    "interlingua_tasks",
+)
 _SLACK = 8  # sockets and threads that may come and go
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A dialect's way to ask and to answer. `text` reads a whole answer, `joined` the events of a stream."""
-
-    path: str
-    stream_path: str
-    body: Callable[[str, dict[str, Any]], dict[str, Any]]
-    text: Callable[[Any, str], str]
-    joined: Callable[[list[Any], str], str]
-
-
-def _tgi(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"inputs": text, "parameters": parameters}
-
-
-def _openai(key: str) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
-    def body(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        plain = {name: value for name, value in parameters.items() if name not in ("max_new_tokens", "do_sample")}
-        if "do_sample" not in parameters:
-            plain["temperature"] = 0
-        asked = [{"role": "user", "content": text}] if key == "messages" else text
-        return {key: asked, "max_tokens": parameters["max_new_tokens"], **plain}
-
-    return body
-
-
-def _native(text: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"inputs": text, "parameters": {k: v for k, v in parameters.items() if k not in ("ignore_eos", "stop")}}
-
-
-def _tokens(events: list[Any], _: str) -> str:
-    """Special tokens are no part of the text."""
-    return "".join("" if event["token"].get("special") else event["token"]["text"] for event in events)
-
-
-def _deltas(events: list[Any], _: str) -> str:
-    choices = [choice for event in events for choice in event["choices"]]
-    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
-
-
-def forms(model: str) -> tuple[Form, ...]:
-    triton = f"/v2/models/{model}/generate"
-    return (
-        Form("/generate", "/generate_stream", _tgi, lambda a, _: a["generated_text"], _tokens),
-        Form("/", "/", _tgi, lambda a, _: a[0]["generated_text"], _tokens),
-        Form(
-            triton,
-            f"{triton}_stream",
-            lambda text, parameters: {"text_input": text, "parameters": parameters},
-            lambda a, _: a["text_output"],
-            lambda events, _: "".join(event["text_output"] for event in events),
-        ),
-        Form("/infer", "/infer", _native, lambda a, _: a["generated_text"], _tokens),
-        Form("/v1/completions", "/v1/completions", _openai("prompt"), lambda a, _: a["choices"][0]["text"], _deltas),
-        Form(
-            "/v1/chat/completions",
-            "/v1/chat/completions",
-            _openai("messages"),
-            lambda a, _: a["choices"][0]["message"]["content"] or "",
-            _deltas,
-        ),
-        Form(
-            "/vllm/generate",
-            "/vllm/generate",
-            _openai("prompt"),
-            lambda a, asked: a["text"][0].removeprefix(asked),
-            lambda events, asked: (events[-1]["text"][0] if events else asked).removeprefix(asked),
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One request in its two modes."""
-
-    form: Form
-    prompt: str
-    body: dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,104 +68,110 @@ class Report:
 
     streams: int = 0
     wholes: int = 0
-    tokens: int = 0  # events of streams
+    events: int = 0  # of streams
     vanished: int = 0
     bad: int = 0
+    late: int = 0  # ended by their own time limit
     bursts: int = 0
     refused: int = 0  # with 429
+    adapters: int = 0  # loaded while running
     preemptions: int = 0
-    grammars: bool = False  # does this server have them?
+    kinds: dict[str, int] = field(default_factory=dict)  # whole answers and streams by dialect
     seconds: float = 0.0
-    resident_mb: list[int] = field(default_factory=list)  # after the start, warm, largest while running, in the end
+    resident_mb: list[int] = field(default_factory=list)  # after the start, warm, largest of each part, in the end
+    held: dict[str, float] = field(default_factory=dict)  # by a warm server: gauges, and open files with threads
     endings: dict[str, int] = field(default_factory=dict)  # as the server counts them
     faults: list[str] = field(default_factory=list)
     answers: dict[int, str] = field(default_factory=dict, repr=False)  # by number of the request
 
 
-def case(number: int, model: str, grammars: bool = False) -> Case:
-    """The same for the same number; numbers in a row differ in everything."""
-    dice = random.Random(number)
-    text = dice.choice(_BEGINNINGS) + prompt(number, dice.randint(1, 100))
-    parameters: dict[str, Any] = {"max_new_tokens": dice.randint(8, 96), "ignore_eos": dice.random() < 0.5}
-    if dice.random() < 0.5:
-        parameters |= {"do_sample": True, "temperature": 1.1, "top_p": 0.95, "seed": dice.getrandbits(62) + 1}
-    if stops := dice.choice(_STOPS):
-        parameters["stop"] = stops
-    every = forms(model)
-    form = every[number % len(every)]
-    if grammars and form.path == "/generate" and dice.random() < 0.5:
-        parameters = {"max_new_tokens": parameters["max_new_tokens"], "grammar": _GRAMMAR}
-    return Case(form, text, form.body(text, parameters))
-
-
-def bad_requests(model: str) -> tuple[tuple[str, bytes, int], ...]:
-    """(path, body, status) of what must be refused, and by whom it is refused."""
-    return (
-        ("/generate", b"{", 422),
-        ("/generate", b'{"inputs":"x","parameters":{"top_p":7}}', 422),
-        ("/", b'{"inputs":""}', 422),
-        (f"/v2/models/{model}/generate", b"[]", 400),
-        (f"/v2/models/{model}/generate", b'{"text_input":"\\ud800"}', 400),
-        ("/v2/models/nobody/generate", b'{"text_input":"x"}', 404),
-        ("/infer", b'{"inputs":"x","parameters":{"seed":-1}}', 422),
-        ("/v1/completions", b'{"prompt":5}', 400),
-        ("/v1/chat/completions", b'{"messages":[]}', 400),
-        ("/vllm/generate", b'{"prompt":"x","max_tokens":-1}', 422),
-        ("/nothing", b"", 404),
-    )
-
-
 class Soak:
-    """The clients of one server."""
+    """The clients of one server, which was started by `serving`."""
 
-    def __init__(self, server: Server, streams: int, cases: int, seed0: int) -> None:
+    def __init__(self, server: Server, folders: dict[str, Path], streams: int, cases: int, seed0: int) -> None:
         self.report = Report(resident_mb=[_megabytes(server.resident)])
         self._server = server
+        self._folders = folders
         self._streams = streams
-        self._numbers = range(seed0, seed0 + cases)
         self._dice = random.Random(seed0)
+        self._kinds = kinds(server.model)
+        self._cases = {n: case(n, self._kinds, ADAPTERS) for n in range(seed0, seed0 + cases)}
         self._bad = bad_requests(server.model)
-        self._files = _open_files(server)
+        self._late = late_requests(server.model)
+        gauges = server.gauges()
+        self._idle = {name: gauges[name] for name in HELD}  # before anybody has asked for anything
 
     async def run(self, seconds: float, vanishing: int = 0) -> Report:
         report, begun = self.report, time.monotonic()
         before = await asyncio.to_thread(self._server.endings)
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(
-            self._server.url, connector=connector, timeout=aiohttp.ClientTimeout(total=300)
-        ) as self._session:
-            report.grammars = await self._has_grammars()
-            self._cases = {number: case(number, self._server.model, report.grammars) for number in self._numbers}
-            await self._in_parallel(self._whole, self._numbers)
-            await self._in_parallel(self._stream, self._numbers)
-            report.resident_mb.append(_megabytes(self._server.resident_now()))
-            sampling = asyncio.create_task(self._sample())
+        async with self._connected():
+            await self._in_parallel(self._whole, self._cases)
+            await self._in_parallel(self._stream, self._cases)
+            await self._noting(self._adapt(0), -1)
+            await self._burst()
+        report.held = await self._settled()
+        report.resident_mb.append(_megabytes(self._server.resident_now()))
+        async with self._connected():
             end = time.monotonic() + seconds
-            bursting = asyncio.create_task(self._burst_until(end))
-            await self._in_parallel(self._mixed, _until(end, self._numbers, self._dice))
-            await bursting
+            sampling = asyncio.create_task(self._sample(time.monotonic(), seconds))
+            await asyncio.gather(
+                self._in_parallel(self._mixed, _until(end, tuple(self._cases), self._dice)),
+                self._burst_until(end),
+                self._adapt_until(end),
+            )
             await asyncio.gather(*(self._vanish(number) for number in range(vanishing)))
             sampling.cancel()
-        await self._settle()
-        report.resident_mb[2:] = [max(report.resident_mb[1:]), _megabytes(self._server.resident_now())]
+        held = await self._settled()
+        report.resident_mb.append(_megabytes(self._server.resident_now()))
         report.seconds = round(time.monotonic() - begun, 1)
+        if held["open files"] > report.held["open files"] + _SLACK:
+            report.faults.append(f"left behind: {held}, before {report.held}")
         if report.resident_mb[-1] > report.resident_mb[1] + _megabytes(GROWTH):
             report.faults.append(f"memory has grown: {report.resident_mb} MB")
         self._count(before, await asyncio.to_thread(self._server.endings))
         report.faults += self._server.errors  # a server that is well says nothing
         return report
 
-    async def _in_parallel(self, work: Any, numbers: Iterable[int]) -> None:
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[None]:
+        """Clients with connections, which are closed when the block ends."""
+        async with (
+            aiohttp.ClientSession(
+                self._server.url,
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=300),
+            ) as session,
+            grpc.aio.insecure_channel(self._server.grpc) as channel,
+        ):
+            self._client = Client(session, channel)
+            yield
+
+    # --- what clients do ------------------------------------------------------------------------------------
+
+    async def _in_parallel(self, work: Callable[[int], Awaitable[None]], numbers: Iterable[int]) -> None:
+        """`_streams` workers take turns at the numbers."""
         numbers = iter(numbers)
 
         async def worker() -> None:
             for number in numbers:
-                try:
-                    await work(number)
-                except (aiohttp.ClientError, OSError, EOFError, TimeoutError, ValueError, KeyError) as problem:
-                    self.report.faults.append(f"{type(problem).__name__}: {problem} in {self._cases.get(number)}")
+                await self._noting(work(number), number)
 
         await asyncio.gather(*(worker() for _ in range(self._streams)))
+
+    async def _noting(self, work: Awaitable[None], number: int) -> None:
+        """Whatever goes wrong on the way is a fault of the server."""
+        try:
+            await work
+        except (
+            RefusedError,
+            aiohttp.ClientError,
+            grpc.aio.AioRpcError,
+            OSError,
+            EOFError,
+            LookupError,
+            ValueError,
+        ) as problem:
+            self.report.faults.append(f"{type(problem).__name__}: {problem} in {self._cases.get(number)}")
 
     async def _mixed(self, number: int) -> None:
         draw = self._dice.random()
@@ -239,117 +179,159 @@ class Soak:
             await self._vanish(self._dice.randrange(1 << 20))
         elif draw < VANISHING + BAD:
             await self._refusal(*self._dice.choice(self._bad))
+            self.report.bad += 1
+        elif draw < VANISHING + BAD + LATE:
+            await self._patiently(lambda: self._refusal(*self._dice.choice(self._late)))
+            self.report.late += 1
         elif draw < 0.65:
             await self._stream(number)
         else:
             await self._whole(number)
 
-    @contextlib.asynccontextmanager
-    async def _ask(self, path: str, body: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer of a client that comes again while the server is full. Raises ValueError for all but 200."""
+    async def _patiently(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """What a client gets that comes again while the server is full."""
         while True:
-            async with self._session.post(path, json=body) as response:
-                if response.status == 429:
-                    await self._full(response)
-                elif response.status != 200:
-                    raise ValueError(f"{response.status} {await response.text()}")
-                else:
-                    yield response
-                    return
+            try:
+                return await work()
+            except RefusedError as refusal:
+                if refusal.status != 429:
+                    raise
+            self.report.refused += 1
             await asyncio.sleep(self._dice.uniform(0.05, 0.5))
-
-    async def _full(self, response: aiohttp.ClientResponse) -> None:
-        self.report.refused += 1
-        if int(response.headers["retry-after"]) < 1 or "error" not in await response.json():
-            raise ValueError(f"a refusal of no known shape: {await response.text()}")
-
-    async def _has_grammars(self) -> bool:
-        body = _tgi("x", {"max_new_tokens": 4, "grammar": _GRAMMAR})
-        async with self._session.post("/generate", json=body) as response:
-            if response.status == 200:
-                self.report.wholes += 1
-                return True
-            self.report.bad += 1
-            return False
 
     async def _whole(self, number: int) -> None:
         wanted = self._cases[number]
-        async with self._ask(wanted.form.path, wanted.body) as response:
-            text = wanted.form.text(await response.json(), wanted.prompt)
+        self._compare(number, await self._patiently(lambda: self._client.whole(wanted)))
         self.report.wholes += 1
+
+    def _compare(self, number: int, text: str) -> None:
+        """`text` is what the case has said from the beginning."""
+        wanted = self._cases[number]
+        self.report.kinds[wanted.kind.name] = self.report.kinds.get(wanted.kind.name, 0) + 1
         first = self.report.answers.setdefault(number, text)
         if text != first:
-            raise ValueError(f"the answer says {text!r}, and before {first!r}")
+            raise ValueError(f"says {text!r}, and before {first!r}")
+        if not wanted.accepts(text):
+            raise ValueError(f"the grammar has no {text!r}")
 
     async def _stream(self, number: int) -> None:
         wanted = self._cases[number]
-        events: list[Any] = []
-        async with self._ask(wanted.form.stream_path, wanted.body | {"stream": True}) as response:
-            async for line in response.content:
-                data = line.removeprefix(b"data:").strip()
-                if data and data != b"[DONE]":
-                    events.append(json.loads(data))
-        self.report.streams += 1
-        self.report.tokens += len(events)
-        joined = wanted.form.joined(events, wanted.prompt)
-        if joined != self.report.answers[number]:
-            raise ValueError(f"the stream says {joined!r}, the answer {self.report.answers[number]!r}")
-        last = events[-1].get("generated_text", joined) if events else joined
-        if last != joined:
-            raise ValueError(f"the stream says {joined!r}, its last event {last!r}")
+        if not wanted.kind.stream_path:
+            await self._whole(number)
+            return
 
-    async def _refusal(self, path: str, body: bytes, status: int) -> None:
-        async with self._session.post(path, data=body) as response:
-            self.report.bad += 1
-            if response.status != status or "error" not in await response.json():
-                raise ValueError(f"{path} {body!r}: {response.status} {await response.text()}, not {status}")
+        async def events() -> list[Any]:
+            return [event async for event in self._client.events(wanted)]
+
+        heard = await self._patiently(events)
+        self.report.streams += 1
+        self.report.events += len(heard)
+        self._compare(number, wanted.kind.joined(heard, wanted.prompt))
+
+    async def _refusal(self, path: str, body: Any, status: int) -> None:
+        """Raises RefusedError for another status than the one expected."""
+        try:
+            await self._client.send(path, body)
+        except RefusedError as refusal:
+            if refusal.status != status:
+                raise
+        else:
+            raise ValueError(f"{path} {body!r}: 200, not {status}")
 
     async def _burst_until(self, end: float) -> None:
-        """More at once than the server takes, now and then. Each is answered or refused."""
-
-        async def one(number: int) -> None:
-            body = _tgi(prompt(number, 10), {"max_new_tokens": 24, "ignore_eos": True})
-            async with self._session.post("/generate", json=body) as response:
-                if response.status == 429:
-                    await self._full(response)
-                elif response.status == 200:
-                    await response.read()
-                    self.report.wholes += 1
-                else:
-                    raise ValueError(f"{response.status} {await response.text()}")
-
+        """A burst now and then."""
         while time.monotonic() + BURST_EVERY / 2 < end:
             await asyncio.sleep(BURST_EVERY / 2)
-            self.report.bursts += 1
-            before = self.report.refused
-            first = self._dice.randrange(1 << 20)
-            results = await asyncio.gather(*(one(first + n) for n in range(LIMIT + 32)), return_exceptions=True)
-            self.report.faults += [repr(result) for result in results if result is not None]
-            if self.report.refused == before:
-                self.report.faults.append("a burst over the limit, and nobody was refused")
+            await self._burst()
             await asyncio.sleep(BURST_EVERY / 2)
 
+    async def _burst(self) -> None:
+        """More at once than the server takes. Each is answered or refused."""
+
+        async def one(number: int) -> None:
+            try:
+                self._compare(number, await self._client.whole(self._cases[number]))
+                self.report.wholes += 1
+            except RefusedError as refusal:
+                if refusal.status != 429:
+                    raise
+                self.report.refused += 1
+
+        self.report.bursts += 1
+        before = self.report.refused
+        numbers = self._dice.choices(tuple(self._cases), k=LIMIT + 32)
+        await asyncio.gather(*(self._noting(one(number), number) for number in numbers))
+        if self.report.refused == before:
+            self.report.faults.append("a burst over the limit, and nobody was refused")
+
     async def _vanish(self, number: int) -> None:
-        """Reads `number % 10` events of a long answer and leaves, with FIN or RST."""
-        text = prompt(number, 20)
-        path = f"/v2/models/{self._server.model}/generate_stream" if number % 4 < 2 else "/generate_stream"
-        body = {"parameters": {"max_new_tokens": 2000, "ignore_eos": True}, "inputs": text, "text_input": text}
+        """Reads something of a long answer, or nothing, and leaves; over HTTP half of all with a reset."""
+        wanted, amount = endless(number, self._kinds, ADAPTERS), number % 10
+        self.report.vanished += 1
+        if wanted.kind.name == GRPC:
+            with contextlib.suppress(RefusedError):  # the server was full
+                events = self._client.events(wanted)
+                async with contextlib.aclosing(events):  # type: ignore[type-var]
+                    for _ in range(amount):
+                        await anext(events)
+            return
+        path, body = wanted.kind.path, wanted.body
+        if wanted.kind.stream_path:
+            path, body = wanted.kind.stream_path, body | {"stream": True}
         data = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
         writer.write(f"POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
-        self.report.vanished += 1
-        if number % 10:
+        if amount and wanted.kind.stream_path:
             head = await reader.readuntil(b"\r\n\r\n")
             if b" 429 " not in head.splitlines()[0]:
-                for _ in range(number % 10):
-                    await reader.readuntil(b"data: ")
+                await reader.readexactly(64 * amount)
         if number % 2:
             raw = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         else:
             writer.close()
+
+    # --- adapters that come and go --------------------------------------------------------------------------
+
+    async def _adapt_until(self, end: float) -> None:
+        turn = 0
+        while time.monotonic() + ADAPT_EVERY < end:
+            turn += 1
+            await self._noting(self._adapt(turn), -1)
+            await asyncio.sleep(ADAPT_EVERY)
+
+    async def _adapt(self, turn: int) -> None:
+        """Loads the guest, a copy of another one, and unloads it under a stream, which must end as the other's."""
+        name = ADAPTERS[turn % len(ADAPTERS)]
+        await self._control("load", lora_name=GUEST, lora_path=str(self._folders[name]))
+        number = self._dice.choice([n for n, one in self._cases.items() if one.parameters.get("adapter_id") == name])
+        wanted = self._cases[number]
+        wanted = replace(wanted, parameters=wanted.parameters | {"adapter_id": GUEST})
+
+        async def unloaded_meanwhile() -> list[Any]:
+            heard = []
+            async for event in self._client.events(wanted):
+                if not heard:
+                    await self._control("unload", lora_name=GUEST)
+                heard.append(event)
+            return heard
+
+        heard = await self._patiently(unloaded_meanwhile)
+        self.report.streams += 1
+        self.report.events += len(heard)
+        self._compare(number, wanted.kind.joined(heard, wanted.prompt))
+        status = 404 if wanted.kind.path.startswith("/v1") else 422
+        await self._refusal(wanted.kind.path, wanted.body, status)
+        self.report.bad += 1
+        await self._control("load", lora_name=name, lora_path=str(self._folders[name]))
+        self.report.adapters += 2
+
+    async def _control(self, what: str, **body: str) -> None:
+        await self._client.send(f"/v1/{what}_lora_adapter", body, {"authorization": f"Bearer {KEY}"})
+
+    # --- the reckoning --------------------------------------------------------------------------------------
 
     def _count(self, before: dict[str, int], after: dict[str, int]) -> None:
         """Compares the server's count of endings with what the clients did."""
@@ -359,42 +341,51 @@ class Soak:
         received = ended.pop("received")
         if received != sum(ended.values()):
             report.faults.append(f"{received} requests, but {ended} ended")
-        good = report.wholes + report.streams
-        refused = sum(ended.get(kind, 0) for kind in ("validation", "not_found"))
-        if refused != report.bad:
-            report.faults.append(f"{report.bad} bad requests, but {refused} counted")
+        seen = {
+            "whole answers": (report.wholes + report.streams, ended["success"]),
+            "bad requests": (report.bad, ended.get("validation", 0) + ended.get("not_found", 0)),
+            "refusals": (report.refused, ended.get("overloaded", 0)),
+            "late ones": (report.late, ended.get("timeout", 0)),
+        }
         # Of those that left, some did so too late, and some found the server full.
-        if not good <= ended["success"] <= good + report.vanished:
-            report.faults.append(f"{good} whole answers, but {ended['success']} counted")
-        if ended.get("overloaded", 0) < report.refused:
-            report.faults.append(f"{report.refused} refusals, but {ended.get('overloaded', 0)} counted")
-        strange = ended.keys() - {"success", "dropped", "overloaded", "validation", "not_found"}
+        unseen = {"whole answers": report.vanished, "refusals": report.vanished}
+        for what, (by_clients, by_server) in seen.items():
+            if not by_clients <= by_server <= by_clients + unseen.get(what, 0):
+                report.faults.append(f"{by_clients} {what}, but {by_server} counted")
+        strange = ended.keys() - {"success", "dropped", "overloaded", "validation", "not_found", "timeout"}
         if any(ended[kind] for kind in strange):
             report.faults.append(f"endings that nobody provoked: {report.endings}")
+        clients = sum(by_clients for by_clients, _ in seen.values()) + report.vanished
+        if received > clients:
+            report.faults.append(f"{clients} clients, but {received} requests")
 
-    async def _settle(self, seconds: float = 30) -> None:
-        """Waits until the gauges are at zero, and the clients' sockets closed."""
+    async def _settled(self, seconds: float = 30) -> dict[str, float]:
+        """What the server holds when its clients are gone: a fault if that is more than before they came."""
         end = time.monotonic() + seconds
         while True:
             gauges = await asyncio.to_thread(self._server.gauges)
-            left = {name: gauges[name] for name in ZERO if gauges[name]}
-            if (files := _open_files(self._server)) > self._files + _SLACK:
-                left["open files"] = files
+            self.report.preemptions = int(gauges["interlingua_preemptions_total"])
+            held = {name: gauges[name] for name in self._idle} | {"open files": _open_files(self._server)}
+            left = {name: held[name] for name, value in self._idle.items() if held[name] > value}
             if not left:
-                self.report.preemptions = int(gauges["interlingua_preemptions_total"])
-                return
+                return held
             if time.monotonic() > end:
-                self.report.faults.append(f"left behind: {left}")
-                return
+                self.report.faults.append(f"left behind: {left}, before {self._idle}")
+                return held
             await asyncio.sleep(0.05)
 
-    async def _sample(self) -> None:
+    async def _sample(self, begun: float, seconds: float) -> None:
+        """Writes down the largest memory of each part of the run."""
+        parts = self.report.resident_mb
+        first = len(parts)
         while True:
             await asyncio.sleep(0.5)
-            self.report.resident_mb.append(_megabytes(self._server.resident_now()))
+            part = first + min(PARTS - 1, int(PARTS * (time.monotonic() - begun) / max(seconds, 1)))
+            parts += [0] * (part + 1 - len(parts))
+            parts[part] = max(parts[part], _megabytes(self._server.resident_now()))
 
 
-def _until(end: float, numbers: range, dice: random.Random) -> Iterable[int]:
+def _until(end: float, numbers: Sequence[int], dice: random.Random) -> Iterable[int]:
     while time.monotonic() < end:
         yield dice.choice(numbers)
 
@@ -409,25 +400,44 @@ def _megabytes(size: int) -> int:
     return round(size / 1e6)
 
 
+@contextlib.contextmanager
+def serving(flags: Sequence[str] = POOL) -> Iterator[tuple[Server, dict[str, Path]]]:
+    """A server for `soak`, and the folders of its adapters by name."""
+    with tempfile.TemporaryDirectory() as made:
+        shapes = demo_shapes()
+        folders = {name: write_adapter(Path(made) / name, adapter_weights(shapes, name, 16, 0.5)) for name in ADAPTERS}
+        loaded = ",".join(f"{name}={folder}" for name, folder in folders.items())
+        with running(
+            [*flags, "--grpc-port", "0", "--admin-key", KEY, "--log-level", "warning", "--lora-adapters", loaded]
+        ) as server:
+            yield server, folders
+
+
 async def soak(
-    server: Server, *, seconds: float, streams: int = 32, cases: int = 96, seed0: int = 0, vanishing: int = 0
+    served: tuple[Server, dict[str, Path]],
+    *,
+    seconds: float,
+    streams: int = 32,
+    cases: int = 108,
+    seed0: int = 0,
+    vanishing: int = 0,
 ) -> Report:
-    """Runs the soak against a server that nobody else uses."""
-    return await Soak(server, streams, cases, seed0).run(seconds, vanishing)
+    """Runs the soak against a server that nobody else uses. `cases` of 36 or more have one of every kind."""
+    return await Soak(*served, streams, cases, seed0).run(seconds, vanishing)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=1800, help="how long to go on")
     parser.add_argument("--streams", type=int, default=32, help="workers at the same time")
-    parser.add_argument("--cases", type=int, default=96, help="different requests")
+    parser.add_argument("--cases", type=int, default=108, help="different requests, 36 at the least")
     parser.add_argument("--vanishing", type=int, default=100, help="clients that leave at once in the end")
     parser.add_argument("--seed0", type=int, default=0, help="number of the first request")
     parser.add_argument("flags", nargs="*", default=POOL, metavar="-- FLAG", help="flags of `interlingua serve`")
     given = parser.parse_args(arguments)
-    with running(given.flags) as server:
-        wanted = {name: getattr(given, name) for name in ("seconds", "streams", "cases", "vanishing", "seed0")}
-        report = uvloop.run(soak(server, **wanted))
+    wanted = {name: getattr(given, name) for name in ("seconds", "streams", "cases", "vanishing", "seed0")}
+    with serving(given.flags) as served:
+        report = uvloop.run(soak(served, **wanted))
     print(json.dumps({name: value for name, value in asdict(report).items() if name != "answers"}, ensure_ascii=False))
     return 1 if report.faults else 0
 

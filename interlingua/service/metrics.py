@@ -7,6 +7,7 @@ the engine at that moment, so they cannot leak.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -289,6 +290,7 @@ def _gauges(stats: EngineStats, inside: int) -> tuple[tuple[str, str, float], ..
             stats.kv_blocks_total * stats.kv_block_tokens,
         ),
         ("interlingua_requests_inside", "permits taken, one for each answer", inside),
+        ("interlingua_tasks", "tasks of the event loop, the one that answers this among them", _tasks()),
         ("interlingua_kv_blocks_total", "blocks of the KV pool", stats.kv_blocks_total),
         ("interlingua_kv_blocks_used", "blocks held by running requests", stats.kv_blocks_used),
         ("interlingua_kv_block_tokens", "tokens in a block", stats.kv_block_tokens),
@@ -297,6 +299,13 @@ def _gauges(stats: EngineStats, inside: int) -> tuple[tuple[str, str, float], ..
         ("vllm:kv_cache_usage_perc", "share of the KV pool held by running requests, 0 to 1", usage),
         ("vllm:gpu_cache_usage_perc", "the same, by its older name", usage),
     )
+
+
+def _tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # nobody serves
+        return 0
 
 
 def _counters(stats: EngineStats) -> tuple[tuple[str, str, int], ...]:

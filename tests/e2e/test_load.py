@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 
 import pytest
-from server import running
-from soak import GROWTH, POOL, soak
+from soak import GROWTH, serving, soak
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "11"))
 
 
 async def test_mixed_clients_bursts_and_vanishing_ones_leave_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
     """Every joined stream equals its whole answer, before and after; every request has one ending; memory is flat."""
-    with running(POOL) as server:
-        report = await soak(server, seconds=SECONDS, streams=24, cases=28, vanishing=60)
+    with serving() as served:
+        report = await soak(served, seconds=SECONDS, streams=24, cases=36, vanishing=60)
         with capsys.disabled():
             print(f"\n{report.streams} streams in {report.seconds} s, endings {report.endings}, ", end="")
             print(f"{report.preemptions} preemptions, memory {report.resident_mb} MB ", end="")
         assert report.faults == []
         assert report.streams >= 28 and report.vanished >= 60
         assert report.bursts > 0 and report.refused > 0
-        after = await soak(server, seconds=0, streams=8, cases=8)
+        after = await soak(served, seconds=0, streams=24, cases=36)
         assert after.faults == []
         assert after.answers.items() <= report.answers.items()
         assert after.resident_mb[-1] <= report.resident_mb[1] + GROWTH / 1e6
