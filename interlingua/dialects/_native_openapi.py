@@ -8,6 +8,7 @@ from interlingua.contract.dialect import DialectSettings
 from interlingua.dialects import _errors
 from interlingua.dialects._native_table import COLUMN, INPUT_ID, INPUTS, PARAMETERS, STREAM
 from interlingua.dialects._openapi import (
+    EVENT_STREAM,
     FINISH_REASON,
     INTEGER,
     STRING,
@@ -44,6 +45,7 @@ def describe(statuses: _errors.Statuses, settings: DialectSettings) -> dict[str,
         summary="Generate text from text or token ids",
         description="`stream` chooses between one object and events; the last event has `generated_text`.",
         body=root,
-        answers={"application/json": ANSWER, "text/event-stream": event(EVENT)},
+        answers={"application/json": ANSWER},
+        streams={EVENT_STREAM: [event(EVENT)]},
         statuses=statuses,
     )

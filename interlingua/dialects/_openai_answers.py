@@ -91,16 +91,48 @@ def all_answers(answer: Answer) -> tuple[Answer, ...]:
     return (answer, *answer.alternatives)
 
 
-def error_event(event: FailedEvent) -> bytes:
-    return _sse.frame_json(_openai_errors.body(event.error))
-
-
 def name_of(data: bytes) -> str:
     """A token's name: its text, or its bytes where they are no text of their own."""
     try:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Encoder:
+    """What both kinds of answers have of a stream: its frames, its count of tokens and its end.
+
+    `n` is how many answers a prompt gets, `top` how many likeliest tokens each place shows, None for no logprobs.
+    """
+
+    head: Head
+    n: int
+    shown: Shown
+    top: int | None
+    include_usage: bool
+    media_type: str = _sse.MEDIA_TYPE
+    usage: Usage = field(init=False)
+    failed: bool = False
+
+    def stream_headers(self) -> tuple[tuple[str, str], ...]:
+        return _sse.HEADERS
+
+    def end(self) -> bytes:
+        if self.failed or not self.include_usage:
+            return _sse.DONE
+        return _sse.frame(self.head.json(chunk=True) | {"choices": [], "usage": self.usage.json()}) + _sse.DONE
+
+    def _chunk(self, choice: Json) -> bytes:
+        usage = {"usage": None} if self.include_usage else {}
+        return _sse.frame(self.head.json(chunk=True) | {"choices": [choice]} | usage)
+
+    def _fault(self, event: FailedEvent) -> bytes:
+        self.failed = True
+        return _sse.frame_json(_openai_errors.body(event.error))
+
+    def _reply(self, choices: list[Json]) -> Reply:
+        return Reply(200, orjson.dumps(self.head.json() | {"choices": choices, "usage": self.usage.json()}))
 
 
 # --- chat ----------------------------------------------------------------------------------------------------------
@@ -116,33 +148,18 @@ class _Choice:
 
 
 @dataclass(slots=True, kw_only=True)
-class ChatEncoder:
-    """Turns one call's events into chat completions. Holds the readers of a stream.
+class ChatEncoder(_Encoder):
+    """Turns one call's events into chat completions. Holds the readers of a stream."""
 
-    `n` is how many answers are returned, `top` how many likeliest tokens each place shows, None for no logprobs.
-    """
-
-    head: Head
-    n: int
     make_reader: MakeReader
-    shown: Shown
-    top: int | None
-    include_usage: bool
-    media_type: str = _sse.MEDIA_TYPE
-    usage: Usage = field(init=False)
     choices: dict[int, _Choice] = field(default_factory=dict)
-    failed: bool = False
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.n)
 
-    def stream_headers(self) -> tuple[tuple[str, str], ...]:
-        return _sse.HEADERS
-
     def event(self, event: TextEvent) -> bytes:
         if isinstance(event, FailedEvent):
-            self.failed = True
-            return error_event(event)
+            return self._fault(event)
         if isinstance(event, TextStarted):
             self.choices[event.choice] = _Choice(self.make_reader(event.reasoning))
             return b""
@@ -158,46 +175,38 @@ class ChatEncoder:
         if not choice.begun and (pieces or event.summary is not None):
             choice.begun = True
             content = None if pieces and pieces[0].kind == "call" else ""
-            frames.append(self._chunk(event.choice, {"role": "assistant", "content": content}))
+            frames.append(self._turn(event.choice, {"role": "assistant", "content": content}))
         frames += [self._delta(event.choice, choice, piece) for piece in pieces]
         if event.summary is not None:
             self.usage.add(event.choice, event.summary)
-            frames.append(self._chunk(event.choice, {}, _finish_reason(event.summary, choice.reader), choice))
+            frames.append(self._turn(event.choice, {}, _finish_reason(event.summary, choice.reader), choice))
         return b"".join(frames)
-
-    def end(self) -> bytes:
-        if self.failed or not self.include_usage:
-            return _sse.DONE
-        return _sse.frame(self.head.json(chunk=True) | {"choices": [], "usage": self.usage.json()}) + _sse.DONE
 
     def answer(self, answer: Answer) -> Reply:
         answers = all_answers(answer)
         for place, one in enumerate(answers):
             self.usage.add(place, one.summary)
-        choices = [self._whole(place, one) for place, one in enumerate(answers[: self.n])]
-        return Reply(200, orjson.dumps(self.head.json() | {"choices": choices, "usage": self.usage.json()}))
+        return self._reply([self._whole(place, one) for place, one in enumerate(answers[: self.n])])
 
     def _delta(self, index: int, choice: _Choice, piece: Piece) -> bytes:
         if piece.kind == "content":
-            return self._chunk(index, {"content": piece.text}, None, choice)
+            return self._turn(index, {"content": piece.text}, None, choice)
         if piece.kind == "reasoning":
-            return self._chunk(index, {"reasoning_content": piece.text}, None, choice)
+            return self._turn(index, {"reasoning_content": piece.text}, None, choice)
         call: Json = {"index": piece.call}
         if piece.name is None:
             call["function"] = {"arguments": piece.text}
         else:
             call |= {"id": self._call_id(index, piece.call), "type": "function"}
             call["function"] = {"name": piece.name, "arguments": piece.text}
-        return self._chunk(index, {"tool_calls": [call]}, None, choice)
+        return self._turn(index, {"tool_calls": [call]}, None, choice)
 
-    def _chunk(self, index: int, delta: Json, reason: str | None = None, choice: _Choice | None = None) -> bytes:
+    def _turn(self, index: int, delta: Json, reason: str | None = None, choice: _Choice | None = None) -> bytes:
         logprobs = None
         if choice is not None and choice.logprobs:
             logprobs = {"content": choice.logprobs, "refusal": None}
             choice.logprobs = []
-        body = self.head.json(chunk=True)
-        body["choices"] = [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]
-        return _sse.frame(body | ({"usage": None} if self.include_usage else {}))
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
 
     def _whole(self, index: int, answer: Answer) -> Json:
         reader = self.make_reader(answer.reasoning)
@@ -306,37 +315,24 @@ class _Completion:
 
 
 @dataclass(slots=True, kw_only=True)
-class CompletionEncoder:
+class CompletionEncoder(_Encoder):
     """Turns one call's events into completions.
 
-    `n` answers are returned to each of the `prompts`, which are shown before their answers with `echo`: as they were
-    sent, or as the text of their tokens where they came as ids (None). `top` is None for no logprobs. With `no_output`
-    nothing of what was generated is shown: only the prompt was asked for.
+    The `prompts` are shown before their answers with `echo`: as they were sent, or as the text of their tokens where
+    they came as ids (None). With `no_output` nothing of what was generated is shown: only the prompt was asked for.
     """
 
-    head: Head
-    n: int
     prompts: Sequence[str | None]
     echo: bool
-    shown: Shown
-    top: int | None
-    include_usage: bool
     no_output: bool = False
-    media_type: str = _sse.MEDIA_TYPE
-    usage: Usage = field(init=False)
     choices: dict[int, _Completion] = field(default_factory=dict)
-    failed: bool = False
 
     def __post_init__(self) -> None:
         self.usage = Usage(self.n, len(self.prompts))
 
-    def stream_headers(self) -> tuple[tuple[str, str], ...]:
-        return _sse.HEADERS
-
     def event(self, event: TextEvent) -> bytes:
         if isinstance(event, FailedEvent):
-            self.failed = True
-            return error_event(event)
+            return self._fault(event)
         if isinstance(event, TextStarted):
             self.choices[event.choice] = self._begin(event.prefill or ())
             return b""
@@ -351,12 +347,7 @@ class CompletionEncoder:
         body = self._choice(event.choice, text, choice, reason)
         if not text and reason is None and not (body["logprobs"] and body["logprobs"]["tokens"]):
             return b""
-        return _sse.frame(self.head.json() | {"choices": [body]} | ({"usage": None} if self.include_usage else {}))
-
-    def end(self) -> bytes:
-        if self.failed or not self.include_usage:
-            return _sse.DONE
-        return _sse.frame(self.head.json() | {"choices": [], "usage": self.usage.json()}) + _sse.DONE
+        return self._chunk(body)
 
     def answer(self, answer: Answer) -> Reply:
         choices = []
@@ -367,7 +358,7 @@ class CompletionEncoder:
                 text = self._prompt_text(place, choice)
                 text += "".join([self._token_text(token, choice) for token in one.tokens])
                 choices.append(self._choice(place, text, choice, reason))
-        return Reply(200, orjson.dumps(self.head.json() | {"choices": choices, "usage": self.usage.json()}))
+        return self._reply(choices)
 
     def _begin(self, prefill: tuple[TokenText, ...]) -> _Completion:
         return _Completion(prefill, logprobs=None if self.top is None else _Logprobs(self.top))

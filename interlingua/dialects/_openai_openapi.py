@@ -16,6 +16,7 @@ from interlingua.dialects._openai_table import (
     VLLM_TABLE,
 )
 from interlingua.dialects._openapi import (
+    EVENT_STREAM,
     INTEGER,
     LOGPROB,
     STRING,
@@ -27,6 +28,7 @@ from interlingua.dialects._openapi import (
     operation,
     record,
 )
+from interlingua.dialects._sse import VLLM_FRAMES
 
 _OPTIONAL_STRING: Schema = {"type": ["string", "null"]}
 _REASON: Schema = {"type": ["string", "null"], "enum": ["stop", "length", "tool_calls", None]}
@@ -86,6 +88,7 @@ CHAT_CHUNK = _answer(_choice(delta=record(_MESSAGE, required=()), logprobs=_CHAT
 COMPLETION = _answer(_choice(text=STRING, logprobs=_COMPLETION_LOGPROBS))
 COMPLETION_CHUNK = _answer(_choice(text=STRING, logprobs=_COMPLETION_LOGPROBS), chunk=True)
 VLLM_ANSWER = record({"text": array(STRING)})
+DONE = record({"data": {"type": "string", "enum": ["[DONE]"]}})
 
 
 def chat_body(settings: DialectSettings) -> Schema:
@@ -100,6 +103,13 @@ def vllm_body(settings: DialectSettings) -> Schema:
     return object_of(VLLM_TABLE.fields, VLLM, settings, required=["prompt"])
 
 
+def vllm_streams(settings: DialectSettings) -> dict[str, list[Schema]]:
+    """What may come in a stream of vLLM's, by the media type that the operator has chosen."""
+    if settings.vllm_stream in VLLM_FRAMES:
+        return {VLLM_FRAMES[settings.vllm_stream][0]: [VLLM_ANSWER]}
+    return {EVENT_STREAM: [event(VLLM_ANSWER)]}
+
+
 def describe_chat(settings: DialectSettings) -> dict[str, Any]:
     """The operation object of chat completions."""
     return _describe("Answer a conversation", chat_body(settings), CHAT_ANSWER, CHAT_CHUNK)
@@ -111,17 +121,15 @@ def describe_completions(settings: DialectSettings) -> dict[str, Any]:
 
 
 def _describe(summary: str, body: Schema, answer: Schema, chunk: Schema) -> dict[str, Any]:
-    described = operation(
+    return operation(
         summary=summary,
         description="With `stream` true the answer comes as chunks, and `data: [DONE]` ends them.",
         body=body,
-        answers={"application/json": answer, "text/event-stream": event(chunk)},
+        answers={"application/json": answer},
+        streams={EVENT_STREAM: [event(chunk), DONE]},
         statuses=STATUSES,
+        error=ERROR,
     )
-    for status, response in described["responses"].items():
-        if status != "200":
-            response["content"]["application/json"]["schema"] = ERROR
-    return described
 
 
 def describe_vllm(statuses: Statuses, settings: DialectSettings) -> dict[str, Any]:
@@ -134,5 +142,6 @@ def describe_vllm(statuses: Statuses, settings: DialectSettings) -> dict[str, An
         ),
         body=vllm_body(settings),
         answers={"application/json": VLLM_ANSWER},
+        streams=vllm_streams(settings),
         statuses=statuses,
     )

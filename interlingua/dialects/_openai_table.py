@@ -6,20 +6,10 @@ OpenAI's own fields have OpenAI's ranges; those that vLLM adds have vLLM's. All 
 from __future__ import annotations
 
 from interlingua.contract.request import PLACEHOLDER_MODELS
+from interlingua.dialects._chat_rules import Messages, ToolChoiceRule, Tools
 from interlingua.dialects._fields import Field, Table
-from interlingua.dialects._openai_rules import (
-    Guided,
-    JsonObject,
-    LogitBias,
-    Messages,
-    Prompts,
-    Refused,
-    ResponseFormat,
-    StreamOptions,
-    StructuredOutputs,
-    ToolChoiceRule,
-    Tools,
-)
+from interlingua.dialects._format_rules import Guided, ResponseFormat, StructuredOutputs
+from interlingua.dialects._openai_rules import JsonObject, LogitBias, Prompts, Refused, StreamOptions
 from interlingua.dialects._parts import MiB, Prompt
 from interlingua.dialects._rules import (
     INT32_MAX,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from interlingua.contract.dialect import DialectSettings
@@ -34,6 +34,8 @@ def operation(
     body: Schema,
     answers: Mapping[str, Schema],
     statuses: Statuses,
+    streams: Mapping[str, Sequence[Schema]] | None = None,
+    error: Schema | None = None,
     path_parameters: Iterable[str] = (),
 ) -> dict[str, Any]:
     """One operation.
@@ -42,19 +44,25 @@ def operation(
         body: the schema of the request.
         answers: media type -> schema of a good answer.
         statuses: of the errors, as the dialect renders them.
+        streams: media type -> schemas of what may come in a stream, one after another; an error may, too.
+        error: the schema of every error; None = `{"error", "error_type"}`.
         path_parameters: names of the template's variables, in order.
     """
+    good = dict(answers)
+    late = error or _error(sorted({kind for _, kind in statuses.values()}))
+    for media_type, items in (streams or {}).items():
+        good[media_type] = {"anyOf": [*items, event(late) if media_type == EVENT_STREAM else late]}
     responses: dict[str, Any] = {
         "200": {
             "description": "The answer.",
-            "content": {kind: {"schema": answer} for kind, answer in answers.items()},
+            "content": {media_type: {"schema": schema} for media_type, schema in good.items()},
         }
     }
     for status in sorted({status for status, _ in statuses.values()}):
         types = sorted({kind for code, kind in statuses.values() if code == status})
         responses[str(status)] = {
             "description": _ERROR_WORDS[status],
-            "content": {"application/json": {"schema": _error(types)}},
+            "content": {"application/json": {"schema": error or _error(types)}},
         }
     result: dict[str, Any] = {
         "summary": summary,
@@ -115,6 +123,7 @@ def _error(types: list[str]) -> Schema:
     return record({"error": {"type": "string"}, "error_type": {"type": "string", "enum": types}})
 
 
+EVENT_STREAM = "text/event-stream"
 STRING: Schema = {"type": "string"}
 BOOLEAN: Schema = {"type": "boolean"}
 INTEGER: Schema = {"type": "integer"}

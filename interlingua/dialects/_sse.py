@@ -1,13 +1,19 @@
-"""Server-sent events: one `data: ` line and a blank line each."""
+"""Server-sent events: one `data: ` line and a blank line each; and the other frames that vLLM has used."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"  # how OpenAI's streams end
+# How else the objects of vLLM's streams are set apart, by the name of the setting: media type, and what follows each.
+VLLM_FRAMES: Mapping[str, tuple[str, bytes]] = {
+    "lines": ("application/x-ndjson", b"\n"),  # vLLM's own server today
+    "nul": ("application/octet-stream", b"\0"),  # vLLM's own server before 0.6, and the vendor's
+}
 # Proxies must neither store nor gather events.
 HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 

@@ -11,13 +11,16 @@ from interlingua.dialects._openai_openapi import (
     CHAT_CHUNK,
     COMPLETION,
     COMPLETION_CHUNK,
+    DONE,
     VLLM_ANSWER,
     chat_body,
     completions_body,
     vllm_body,
+    vllm_streams,
 )
 from interlingua.dialects._openapi import (
     BOOLEAN,
+    EVENT_STREAM,
     FINISH_REASON,
     INTEGER,
     LOGPROB,
@@ -99,21 +102,20 @@ def describe(
     answers: dict[str, Schema] = {}
     if stream is not True:
         answers["application/json"] = array(ANSWER) | {"minItems": 1, "maxItems": 1} if listed else ANSWER
-    if stream is not False:
-        answers["text/event-stream"] = event(EVENT)
+    streams: dict[str, list[Schema]] = {} if stream is False else {EVENT_STREAM: [event(EVENT)]}
     if path == "/generate":
         root = {"anyOf": [root, vllm_body(settings)]}
         answers["application/json"] = {"anyOf": [answers["application/json"], VLLM_ANSWER]}
+        streams = vllm_streams(settings)
     elif path == "/invocations":
         root = {"anyOf": [root, chat_body(settings), completions_body(settings)]}
         answers["application/json"] = {"anyOf": [answers["application/json"], CHAT_ANSWER, COMPLETION]}
-        answers["text/event-stream"] = {
-            "anyOf": [answers["text/event-stream"], event(CHAT_CHUNK), event(COMPLETION_CHUNK)]
-        }
+        streams[EVENT_STREAM] += [event(CHAT_CHUNK), event(COMPLETION_CHUNK), DONE]
     return operation(
         summary="Generate text" if stream is False else "Stream text" if stream else "Generate or stream text",
         description=_DESCRIPTIONS[path],
         body=root,
         answers=answers,
+        streams=streams,
         statuses=statuses,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from interlingua.contract.dialect import DialectSettings
 from interlingua.dialects import _errors
 from interlingua.dialects._openapi import (
+    EVENT_STREAM,
     FINISH_REASON,
     INTEGER,
     NULL,
@@ -47,7 +48,8 @@ def describe(stream: bool, versioned: bool, statuses: _errors.Statuses, settings
             + ("Events carry new text; the last one holds the details." if stream else "`stream` is ignored.")
         ),
         body=root,
-        answers={"text/event-stream": event(ANSWER)} if stream else {"application/json": ANSWER},
+        answers={} if stream else {"application/json": ANSWER},
+        streams={EVENT_STREAM: [event(ANSWER)]} if stream else {},
         statuses=statuses,
         path_parameters=("model", "version") if versioned else ("model",),
     )

@@ -23,12 +23,12 @@ from interlingua.contract.request import (
     TextPrompt,
 )
 from interlingua.dialects import _openai_errors
+from interlingua.dialects._chat_rules import ToolChoice
 from interlingua.dialects._fields import Table, note_unknown
 from interlingua.dialects._json import parse_object
 from interlingua.dialects._openai_answers import ChatEncoder, CompletionEncoder, Head, MakeReader, Shown
 from interlingua.dialects._openai_openapi import describe_chat, describe_completions
 from interlingua.dialects._openai_output import Reader
-from interlingua.dialects._openai_rules import ToolChoice
 from interlingua.dialects._openai_table import (
     CHAT,
     CHAT_TABLE,

@@ -5,7 +5,6 @@ On `/generate` itself the body tells it from TGI's, which owns the path (`tgi`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +35,6 @@ STATUSES: _errors.Statuses = {
     "incomplete_generation": (500, "incomplete_generation"),
 }
 _PATH = "/vllm/generate"
-# How the objects of a stream are set apart, and the media type of that.
-_FRAMES: Mapping[str, tuple[str, bytes]] = {
-    "lines": ("application/x-ndjson", b"\n"),  # vLLM's own server today
-    "nul": ("application/octet-stream", b"\0"),  # vLLM's own server before 0.6, and the vendor's
-}
 
 
 def decode(wire: WireRequest, settings: DialectSettings) -> Call:
@@ -79,7 +73,7 @@ class VllmEncoder:
 
     @property
     def media_type(self) -> str:
-        return _FRAMES[self.framing][0] if self.framing in _FRAMES else _sse.MEDIA_TYPE
+        return _sse.VLLM_FRAMES[self.framing][0] if self.framing in _sse.VLLM_FRAMES else _sse.MEDIA_TYPE
 
     def stream_headers(self) -> tuple[tuple[str, str], ...]:
         return _sse.HEADERS
@@ -106,7 +100,8 @@ class VllmEncoder:
         return Reply(200, orjson.dumps({"text": texts}))
 
     def _frame(self, data: bytes) -> bytes:
-        return data + _FRAMES[self.framing][1] if self.framing in _FRAMES else _sse.frame_json(data)
+        frames = _sse.VLLM_FRAMES
+        return data + frames[self.framing][1] if self.framing in frames else _sse.frame_json(data)
 
 
 def _render_error(error: RequestError) -> Reply:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import http.client
-import json
 from urllib.parse import urlsplit
 
 import pytest
+from page import misfit
 from served import Served
 from test_wire_cases import check_refusal
+from wire import SETUPS, find_route
 from wire_cases import Case, all_cases
 
 CASES = all_cases()
@@ -33,6 +34,9 @@ def _fault(connection: http.client.HTTPConnection, case: Case) -> str:
     response = connection.getresponse()
     body = response.read()
     kind = response.headers["content-type"]
+    _, route, _ = find_route(case.path)
+    if fault := misfit(route.describe(SETUPS[case.setup]), response.status, kind, body):
+        return fault
     if case.status != 200:
         return check_refusal(case, response.status, body) or ("" if kind == "application/json" else f"type {kind}")
     if response.status != 200:
@@ -40,13 +44,7 @@ def _fault(connection: http.client.HTTPConnection, case: Case) -> str:
         # And the scripted engine follows no grammar.
         expected = (b" tokens, got " in body and len(case.body) > 1000) or b"`parameters.grammar` is not supp" in body
         return "" if expected else f"{response.status}: {body!r}"
-    if kind == "application/json":
-        json.loads(body)
-        return ""
-    if kind != "text/event-stream; charset=utf-8":
-        return f"type {kind}"
-    events = [json.loads(event.removeprefix(b"data: ")) for event in body.split(b"\n\n")[:-1]]
-    return "" if events and "error" not in events[-1] else f"events {events}"
+    return "" if kind == "application/json" or b"error" not in body else f"events {body!r}"
 
 
 def test_nothing_is_left_behind(served: Served) -> None:

@@ -39,16 +39,22 @@ def find_route(path: str) -> tuple[Dialect, Route, dict[str, str]]:
     raise LookupError(path)
 
 
-def call(path: str, body: bytes, settings: DialectSettings = SETTINGS) -> Call:
+def call(
+    path: str, body: bytes, settings: DialectSettings = SETTINGS, headers: Mapping[str, str] | None = None
+) -> Call:
     _, route, variables = find_route(path)
-    wire = WireRequest(method="POST", path=path, path_params=variables, headers={}, body=body, request_id="generated-1")
+    wire = WireRequest(
+        method="POST", path=path, path_params=variables, headers=headers or {}, body=body, request_id="generated-1"
+    )
     return route.decode(wire, settings)
 
 
-def call_or_reply(path: str, body: bytes, settings: DialectSettings = SETTINGS) -> Call | Reply:
+def call_or_reply(
+    path: str, body: bytes, settings: DialectSettings = SETTINGS, headers: Mapping[str, str] | None = None
+) -> Call | Reply:
     """What a client would get: the call, or the rendered refusal."""
     try:
-        return call(path, body, settings)
+        return call(path, body, settings, headers)
     except RequestError as error:
         return find_route(path)[0].render_error(error)
 

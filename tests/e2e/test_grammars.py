@@ -148,11 +148,14 @@ async def test_ends_that_a_client_asks_for(server: Server) -> None:
 
 
 async def test_the_best_of_several_guided_answers(server: Server) -> None:
-    wish = {"best_of": 2, "do_sample": True, "temperature": 1.5, "max_new_tokens": 60, **schema(PERSON)}
-    reply = await GENERATE.call(server.port, "Give JSON", **wish)
+    short = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150}}
+    wish = {"best_of": 2, "do_sample": True, "temperature": 1.5, "max_new_tokens": 60}
+    reply = await GENERATE.call(server.port, "Give JSON", **wish, **schema({**PERSON, "properties": short}))
     (other,) = reply.raw["details"]["best_of_sequences"]
-    for text, reason in ((reply.text, reply.finish_reason), (other["generated_text"], other["finish_reason"])):
-        assert reason == "length" or list(json.loads(text)) == ["name", "age"]
+    assert reply.finish_reason == other["finish_reason"] == "eos_token"
+    for text in (reply.text, other["generated_text"]):
+        person = json.loads(text)
+        assert list(person) == ["name", "age"] and len(person["name"]) <= 8 and 0 <= person["age"] <= 150
 
 
 async def test_32_grammars_in_one_batch_are_as_each_alone(server: Server) -> None:

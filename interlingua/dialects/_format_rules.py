@@ -1,0 +1,144 @@
+"""Rules for fields that hold an answer to a format: `response_format`, vLLM's `guided_*` and their successor."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from interlingua.contract.dialect import DialectSettings
+from interlingua.contract.request import Grammar
+from interlingua.dialects._json import show
+from interlingua.dialects._openai_rules import FUNCTION_NAME, checked_at
+from interlingua.dialects._rules import Refusal
+
+JSON_OBJECT = Grammar("json_schema", '{"type":"object"}')
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """OpenAI's `response_format`. None for text."""
+
+    type_name: str = "object"
+
+    def check(self, value: object, settings: DialectSettings) -> Grammar | None:
+        if not isinstance(value, dict):
+            raise Refusal(value)
+        kind = value.get("type")
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return JSON_OBJECT
+        if kind != "json_schema":
+            raise Refusal(kind, ".type", 'one of "text", "json_object" and "json_schema"')
+        named = value.get("json_schema")
+        if not isinstance(named, dict):
+            raise Refusal(named, ".json_schema", 'an object {"name": …, "schema": …}')
+        checked_at(FUNCTION_NAME, named.get("name"), ".json_schema.name", settings)
+        return schema_grammar(named.get("schema"), ".json_schema.schema")
+
+    def accepts(self, settings: DialectSettings) -> str:
+        return 'an object {"type": "text" | "json_object" | "json_schema", "json_schema": {"name": …, "schema": …}}'
+
+    def schema(self, settings: DialectSettings) -> dict[str, Any]:
+        def variant(kind: str, **more: Any) -> dict[str, Any]:
+            properties = {"type": {"type": "string", "enum": [kind]}, **more}
+            return {"type": "object", "required": list(properties), "properties": properties}
+
+        named = {
+            "type": "object",
+            "required": ["name", "schema"],
+            "properties": {
+                "name": FUNCTION_NAME.schema(settings),
+                "schema": {"type": "object"},
+                "strict": {"type": ["boolean", "null"]},
+            },
+        }
+        return {"oneOf": [variant("text"), variant("json_object"), variant("json_schema", json_schema=named)]}
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """One of vLLM's `guided_*` fields."""
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+
+    @property
+    def type_name(self) -> str:
+        return {"json": "object or string", "choice": "list of strings"}.get(self.kind, "string")
+
+    def check(self, value: object, settings: DialectSettings) -> Grammar:
+        if self.kind == "json":
+            return schema_grammar(value, "")
+        if self.kind == "choice":
+            if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+                raise Refusal(value)
+            return Grammar("choice", orjson.dumps(value).decode())
+        if not isinstance(value, str) or not value:
+            raise Refusal(value)
+        return Grammar("regex" if self.kind == "regex" else "lark", value)
+
+    def accepts(self, settings: DialectSettings) -> str:
+        return {
+            "json": "a JSON Schema object, or the text of one",
+            "regex": "a non-empty regular expression",
+            "choice": "a non-empty list of non-empty strings",
+            "grammar": "a non-empty Lark grammar",
+        }[self.kind]
+
+    def schema(self, settings: DialectSettings) -> dict[str, Any]:
+        text = {"type": "string", "minLength": 1}
+        if self.kind == "json":
+            return {"type": ["object", "string"]}
+        return {"type": "array", "minItems": 1, "items": text} if self.kind == "choice" else text
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """vLLM's newer field: an object with one of `json`, `regex`, `choice`, `grammar`, `json_object`."""
+
+    type_name: str = "object"
+
+    def check(self, value: object, settings: DialectSettings) -> Grammar:
+        if not isinstance(value, dict):
+            raise Refusal(value)
+        given = [(key, value[key]) for key in (*_GUIDED, "json_object") if value.get(key) not in (None, False)]
+        if len(given) != 1:
+            raise Refusal(value, given=f"{len(given)} of them")
+        key, wanted = given[0]
+        if key == "json_object":
+            if wanted is not True:
+                raise Refusal(wanted, ".json_object", "true")
+            return JSON_OBJECT
+        rule = Guided(key)  # type: ignore[arg-type]  # one of _GUIDED
+        try:
+            return rule.check(wanted, settings)
+        except Refusal:
+            raise Refusal(wanted, f".{key}", rule.accepts(settings)) from None
+
+    def accepts(self, settings: DialectSettings) -> str:
+        return f"an object with exactly one of {', '.join(_GUIDED)} and json_object"
+
+    def schema(self, settings: DialectSettings) -> dict[str, Any]:
+        kinds: dict[str, Any] = {key: Guided(key).schema(settings) for key in _GUIDED}  # type: ignore[arg-type]
+        return {"type": "object", "properties": kinds | {"json_object": {"type": "boolean"}}}
+
+
+_GUIDED = ("json", "regex", "choice", "grammar")
+
+
+def schema_grammar(schema: object, suffix: str) -> Grammar:
+    """The grammar of a JSON Schema that came as an object or as a string holding one."""
+    if isinstance(schema, str):
+        try:
+            schema = orjson.loads(schema)
+        except orjson.JSONDecodeError:
+            raise Refusal(schema, suffix, "a JSON Schema object, or the text of one") from None
+    if not isinstance(schema, dict):
+        raise Refusal(schema, suffix, "a JSON Schema object", None if schema is not None else show(schema))
+    try:
+        return Grammar("json_schema", orjson.dumps(schema).decode())
+    except orjson.JSONEncodeError:  # a number that is refused anyway, or has more than 64 bits
+        return Grammar("json_schema", json.dumps(schema))
