@@ -136,7 +136,7 @@ async def load(options: Options) -> ServedModel:
         name=name,
         engine=engine,
         tokenizer=tokenizer,
-        defaults=defaults or ModelDefaults.from_mapping(files.generation_config),
+        defaults=defaults or ModelDefaults.from_files(files.generation_config, files.config),
         source=str(files.paths[0]),
         chat=chat_template(options, files, tokenizer),
         watermark=Watermark(options.watermark_gamma, options.watermark_delta),

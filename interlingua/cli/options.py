@@ -295,7 +295,7 @@ class Options:
         "take every value that the real servers take although the documents refuse it",
     )
     ignore_generation_config: bool = _option(
-        Switch(), False, Group.WIRE, "do not take sampling defaults from the model's generation_config.json"
+        Switch(), False, Group.WIRE, "take no sampling defaults from the model's generation_config.json and config.json"
     )
     watermark_gamma: float = _option(
         Number(0, below=1),

@@ -97,27 +97,38 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDefaults:
-    """Sampling values from the model's generation_config.json; None = the file names none."""
+    """Sampling values from the model's generation_config.json; None = the file names none.
+
+    `weights_top_k` is that of config.json, where older models keep it. It counts on routes alone that have a default of
+    their own to put after it.
+    """
 
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float | None = None
+    weights_top_k: int | None = None
 
     @classmethod
-    def from_mapping(cls, config: Mapping[str, Any]) -> ModelDefaults:
-        """Reads a parsed generation_config.json. Values that no request could have are left out."""
+    def from_files(cls, generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> ModelDefaults:
+        """Reads the parsed generation_config.json and config.json. Values that no request could have are left out."""
 
-        def number(name: str, fits: Callable[[float], bool]) -> float | None:
-            value = config.get(name)
+        def number(
+            name: str, fits: Callable[[float], bool], source: Mapping[str, Any] = generation_config
+        ) -> float | None:
+            value = source.get(name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
                 return None
             return float(value) if fits(float(value)) else None
 
-        top_k = number("top_k", lambda value: value >= 0 and value == int(value))
+        def top_k(source: Mapping[str, Any]) -> int | None:
+            value = number("top_k", lambda value: value >= 0 and value == int(value), source)
+            return None if value is None else int(value)
+
         return cls(
             temperature=number("temperature", lambda value: value > 0),
-            top_k=None if top_k is None else int(top_k),
+            top_k=top_k(generation_config),
+            weights_top_k=top_k(config),
             top_p=number("top_p", lambda value: 0 < value <= 1),
             repetition_penalty=number("repetition_penalty", lambda value: value > 0),
         )
@@ -327,7 +338,8 @@ class Preparer:
                 seed=seed,
             )
         defaults = self._defaults if wanted.use_model_defaults else ModelDefaults()
-        top_k = _first(wanted.top_k, defaults.top_k, wanted.default_top_k)
+        last_top_k = _first(None, defaults.weights_top_k, wanted.default_top_k) if wanted.default_top_k else 0
+        top_k = _first(wanted.top_k, defaults.top_k, last_top_k)
         return SamplingParams(
             do_sample=True,
             temperature=_first(wanted.temperature, defaults.temperature, 1.0),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from interlingua.cli import assemble
 from interlingua.cli.generate import request_of
@@ -17,7 +18,7 @@ from interlingua.contract.errors import ModelError
 from interlingua.engine import vllm
 from interlingua.engine.native.engine import NativeOptions
 from interlingua.server.settings import ServerSettings
-from interlingua.service.prepare import Limits
+from interlingua.service.prepare import Limits, ModelDefaults
 
 # Settings that are no options of their own: the loaded model says them, or the documents fix them.
 NO_OPTION = {"model_name", "vocab_size", "compute_type", "chat", "max_prompt_chars", "max_prompt_tokens"}
@@ -83,6 +84,19 @@ def test_options_reach_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     for options in (Options(), Options(**given, vllm_arg=("max-loras=3", "dtype=float16"))):
         assemble._vllm(options, files, tokenizer)
     assert made == [vllm.VllmOptions(), vllm.VllmOptions(**given, arguments=(("dtype", "float16"),), max_loras=3)]
+
+
+async def test_sampling_defaults_come_from_both_files_of_a_model(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64, "top_k": 50, "temperature": 0.1}')
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    served = await assemble.load(Options(model=str(tmp_path), engine="echo"))
+    assert served.defaults == ModelDefaults(temperature=0.6, weights_top_k=50)
+    served = await assemble.load(Options(model=str(tmp_path), engine="echo", ignore_generation_config=True))
+    assert served.defaults == ModelDefaults()
 
 
 def test_lenient_ranges_let_longer_prompts_through_the_service_too() -> None:

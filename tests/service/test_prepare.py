@@ -228,6 +228,11 @@ def test_the_dialects_own_default_comes_after_the_models():
     received = request(sampling=sampled(default_top_k=100))
     assert prepare(received).sampling.top_k == 100
     assert prepare(received, preparer(defaults=MODEL)).sampling.top_k == 20
+    old = preparer(defaults=ModelDefaults(weights_top_k=50))  # config.json stands between the two
+    assert prepare(received, old).sampling.top_k == 50
+    assert prepare(request(sampling=sampled()), old).sampling.top_k == 0
+    both = preparer(defaults=dataclasses.replace(MODEL, weights_top_k=50))
+    assert prepare(received, both).sampling.top_k == 20
 
 
 def test_greedy_takes_no_defaults_and_no_warpers():
@@ -265,7 +270,8 @@ def test_seeds():
     ],
 )
 def test_reading_generation_config(config: dict[str, object], expected: ModelDefaults):
-    assert ModelDefaults.from_mapping(config) == expected
+    assert ModelDefaults.from_files(config, {}) == expected
+    assert ModelDefaults.from_files({}, config) == ModelDefaults(weights_top_k=expected.top_k)
 
 
 # --- what cannot be honoured -----------------------------------------------------------------------------
