@@ -20,6 +20,7 @@ from interlingua.contract.errors import (
     MethodNotAllowedError,
     NotFoundError,
     RequestError,
+    ValidationError,
 )
 from interlingua.contract.request import GenerationRequest
 from interlingua.server.control import Control, Stop
@@ -208,7 +209,14 @@ class App:
         def generate(request: GenerationRequest) -> Batches:
             return self.service.generate(request, exchange.arrived, exchange.ended)
 
-        return together(call, generate) if call.more else generate(call.request)
+        if not call.more:
+            return generate(call.request)
+        most = self.service.limits.max_concurrent_requests
+        if call.choices > most:  # as for `n`: to wait and ask again would never help
+            field = call.request.prompt.field.partition("[")[0]
+            problem = f"must ask for at most {most} answers, which the server runs at once, got {call.choices}"
+            raise ValidationError(field, problem)
+        return together(call, generate)
 
     async def _decode(self, exchange: Exchange, route: Route, body: bytes) -> Call:
         request = WireRequest(

@@ -13,6 +13,7 @@ from interlingua.contract.errors import (
     RequestError,
 )
 from interlingua.dialects import _errors
+from interlingua.dialects._openai_rules import MAX_PROMPTS
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
@@ -101,7 +102,7 @@ class System:
             "max_total_tokens": room.total,
             "max_batch_total_tokens": None,
             "max_waiting_tokens": None,
-            "max_client_batch_size": 1,
+            "max_client_batch_size": min(MAX_PROMPTS, self._service.limits.max_concurrent_requests),
             "waiting_served_ratio": None,
             "validation_workers": None,
             "router": "interlingua",

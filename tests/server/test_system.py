@@ -84,7 +84,12 @@ async def test_info_has_the_keys_of_tgi_and_of_the_vendor(start: Start):
     } <= set(info)
     assert info["model_id"] == NAME and info["version"] == interlingua.__version__
     assert (info["max_total_tokens"], info["max_input_tokens"], info["max_input_length"]) == (500, 499, 499)
-    assert info["max_concurrent_requests"] == 7
+    assert info["max_concurrent_requests"] == info["max_client_batch_size"] == 7
+    for prompts, status in ((7, 200), (8, 400)):
+        body = {"model": NAME, "prompt": ["x"] * prompts, "max_tokens": 1}
+        answer = await site.post("/v1/completions", body)
+        assert answer.status == status
+    assert answer.json["error"]["param"] == "prompt" and "at most 7 answers" in answer.json["error"]["message"]
     assert info["models"][0]["model_id"] == NAME and info["models"][0]["max_total_tokens"] == 500
 
 
