@@ -617,9 +617,18 @@ def test_overload_has_the_dialects_shape(served: Served) -> None:
 
 
 def test_each_prompt_takes_a_permit(served: Served) -> None:
-    got = send(served.urls["small"], COMPLETIONS, {"prompt": ["a"] * 5})
-    assert got.status == 429
-    assert send(served.urls["small"], COMPLETIONS, {"prompt": ["a"] * 4, "max_tokens": 1}).status == 200
+    """Of the four that there are. More than four is a wrong value: waiting would not help."""
+    url = served.urls["small"]
+
+    def beside() -> Got:
+        wait_until(lambda: metric(url, "tgi_batch_current_size") + metric(url, "tgi_queue_size") == 1)
+        return send(url, COMPLETIONS, {"prompt": ["a"] * 4, "max_tokens": 1})
+
+    slow, got = together(lambda: chat(served, say("a", start_delay=0.5), "small"), beside)
+    assert (slow.status, got.status) == (200, 429)
+    assert send(url, COMPLETIONS, {"prompt": ["a"] * 4, "max_tokens": 1}).status == 200
+    too_many = send(url, COMPLETIONS, {"prompt": ["a"] * 2, "n": 3, "temperature": 1})
+    assert (too_many.status, too_many.json["error"]["param"]) == (400, "prompt")
 
 
 def test_models(served: Served) -> None:
