@@ -52,7 +52,8 @@ std::vector<const KernelTable*> available_kernels() {
 #if defined(__x86_64__)
   const Features features = detect();
   if (features.avx2) tables.push_back(avx2_kernels());
-  if (features.avx512) tables.push_back(avx512_kernels());
+  // The emulated tiles are slower than AVX-512 alone, so they are never the best.
+  if (features.avx512) tables.insert(tables.end(), {amx_emulated_kernels(), avx512_kernels()});
   if (features.amx) tables.push_back(amx_kernels());
 #endif
   return tables;

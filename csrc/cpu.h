@@ -8,7 +8,7 @@
 
 namespace interlingua {
 
-// All tiers that can run here, slowest first ("scalar" always).
+// All tiers that can run here, slowest first ("scalar" always). "amx-emulated" is for tests and never the last.
 std::vector<const KernelTable*> available_kernels();
 
 // The tier called `name`, or the best one for "" and "auto". Throws std::invalid_argument, naming what is available,

@@ -97,6 +97,19 @@ struct VocabStats {
   float exp_sum;   // sum exp(x - max)
 };
 
+// One product of tiles, for tests. Shapes that the tile unit refuses end the process there.
+enum class TileProductKind : int32_t { kSignedSigned, kSignedUnsigned, kUnsignedSigned, kUnsignedUnsigned, kBf16 };
+struct TileOperand {
+  const uint8_t* data;
+  int32_t rows, row_bytes;
+};
+struct TileProduct {
+  TileProductKind kind;
+  TileOperand a, b, c;
+  uint8_t* out;  // c + a b
+  uint8_t palette;
+};
+
 struct KernelTable {
   const char* name;
 
@@ -120,6 +133,8 @@ struct KernelTable {
 
   // out[i] = exp((x[i] - max) * inv_temperature)
   void (*exp_scaled)(const float* x, int32_t n, float max, float inv_temperature, float* out);
+
+  void (*tile_product)(const TileProduct& product) = nullptr;  // null where the tier has no tiles
 };
 
 // Every tier that was compiled in; null where the machine or the build lacks it is decided in cpu.cpp.
@@ -128,6 +143,7 @@ const KernelTable* scalar_kernels();
 const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();
 const KernelTable* amx_kernels();
+const KernelTable* amx_emulated_kernels();  // the same source over tiles in software
 #endif
 
 }  // namespace interlingua

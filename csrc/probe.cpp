@@ -113,4 +113,10 @@ double read_bandwidth(int threads, size_t bytes, int32_t repeat) {
   return double(pieces) * double(kPiece) / seconds;
 }
 
+void tile_product(const std::string& isa, const TileProduct& product) {
+  const KernelTable* kernels = choose_kernels(isa);
+  if (!kernels->tile_product) throw std::invalid_argument("kernel tier '" + isa + "' has no tiles");
+  kernels->tile_product(product);
+}
+
 }  // namespace interlingua

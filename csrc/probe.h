@@ -1,4 +1,4 @@
-// Measurements of single kernels for bench/kernels.py, on synthetic values and outside of any model.
+// Single kernels outside of any model: measurements for bench/kernels.py on synthetic values, and tile products for tests.
 #pragma once
 
 #include <cstdint>
@@ -21,5 +21,8 @@ double time_attention(const std::string& isa, int threads, int32_t sequences, in
 
 // Bytes a second that all threads together read from a buffer of `bytes`.
 double read_bandwidth(int threads, size_t bytes, int32_t repeat);
+
+// One tile product as tier `isa` computes it, into `product.out`. Throws std::invalid_argument if it has no tiles.
+void tile_product(const std::string& isa, const TileProduct& product);
 
 }  // namespace interlingua

@@ -22,7 +22,8 @@ def newest_objects() -> dict[str, Path]:
     builds: dict[Path, dict[str, Path]] = {}
     for path in sorted((ROOT / "build").glob("*/CMakeFiles/isa_*.dir/**/kernels.cpp.o")):
         folder = ROOT / "build" / path.relative_to(ROOT / "build").parts[0]
-        builds.setdefault(folder, {})[path.parent.name] = path
+        target = next(part for part in path.parts if part.startswith("isa_") and part.endswith(".dir"))
+        builds.setdefault(folder, {})[target.removeprefix("isa_").removesuffix(".dir")] = path
     if not builds:
         return {}
     return max(builds.values(), key=lambda objects: max(path.stat().st_mtime for path in objects.values()))
@@ -47,7 +48,7 @@ def objects() -> dict[str, Path]:
 def test_every_tier_was_built(objects: dict[str, Path]) -> None:
     assert "scalar" in objects
     sources = {path.parent.name for path in (ROOT / "csrc" / "isa").glob("*/kernels.cpp")}
-    assert set(objects) <= sources
+    assert set(objects) - {"amx_emulated"} <= sources  # that one is the AMX tier's source, compiled a second time
 
 
 def test_no_weak_symbols(objects: dict[str, Path]) -> None:

@@ -158,6 +158,20 @@ std::vector<std::string> kernel_names() {
   return names;
 }
 
+using ByteMatrix = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
+
+ByteMatrix product_of_tiles(const std::string& isa, TileProductKind kind, Matrix<const uint8_t> a, Matrix<const uint8_t> b,
+                            Matrix<const uint8_t> c, uint8_t palette) {
+  const auto operand = [](const Matrix<const uint8_t>& m) {
+    expect(m.shape(0) <= 255 && m.shape(1) <= 65535, "tile_product: no tile configuration can say so large a shape");
+    return TileOperand{m.data(), int32_t(m.shape(0)), int32_t(m.shape(1))};
+  };
+  uint8_t* sums = new uint8_t[c.shape(0) * c.shape(1)];
+  const nb::capsule owner(sums, [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+  tile_product(isa, {kind, operand(a), operand(b), operand(c), sums, palette});
+  return {sums, {c.shape(0), c.shape(1)}, owner};
+}
+
 // One KV block of one layer as raw fp16, for tests of bit equality.
 nb::ndarray<nb::numpy, const uint16_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
   expect(layer >= 0 && layer < model.kv_layers() && block >= 0 && block < model.kv_blocks(), "no such KV block");
@@ -205,6 +219,15 @@ NB_MODULE(_native, m) {
   m.def("time_attention", time_attention, "isa"_a, "threads"_a, "sequences"_a, "context"_a, "rows"_a, "kv_heads"_a,
         "heads_per_kv"_a, "head_dim"_a, "repeat"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Least seconds of one layer's attention, for bench/kernels.py.");
+  nb::enum_<TileProductKind>(m, "TileProductKind")
+      .value("SIGNED_SIGNED", TileProductKind::kSignedSigned)
+      .value("SIGNED_UNSIGNED", TileProductKind::kSignedUnsigned)
+      .value("UNSIGNED_SIGNED", TileProductKind::kUnsignedSigned)
+      .value("UNSIGNED_UNSIGNED", TileProductKind::kUnsignedUnsigned)
+      .value("BF16", TileProductKind::kBf16);
+  m.def("tile_product", product_of_tiles, "isa"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "palette"_a = 1,
+        "c + a b as one tile instruction of a tier computes it; bytes, shaped as the tiles are configured: a [m][4k], "
+        "b [k][4n], c [m][4n]. For tests: a shape or palette that the instructions refuse ends the process.");
   m.def("read_bandwidth", read_bandwidth, "threads"_a, "bytes"_a, "repeat"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Bytes a second that all threads together read.");
 

@@ -59,6 +59,7 @@ def _kernels(options: Options) -> Iterator[tuple[str, str]]:
     try:
         from interlingua.engine.native._native import kernel_names
         from interlingua.engine.native.engine import NativeOptions
+        from interlingua.engine.native.tiers import EMULATED, describe
     except ImportError:
         yield "kernels", "none: the native extension is not built (run scripts/setup)"
         return
@@ -66,7 +67,9 @@ def _kernels(options: Options) -> Iterator[tuple[str, str]]:
     if options.isa is not None and options.isa not in names:
         where = NativeOptions(isa=options.isa).tier_named_by
         raise ModelError(f"{where}: {options.isa} does not run here; these do: {', '.join(names)}")
-    yield "kernels", f"{options.isa or names[-1]} (available: {', '.join(names)})"
+    available = ", ".join(name for name in names if name != EMULATED)
+    tests = f"; for tests alone: {EMULATED}" if EMULATED in names else ""
+    yield "kernels", f"{describe(options.isa or names[-1])} (available: {available}{tests})"
 
 
 def _models(options: Options) -> Iterator[tuple[str, str]]:

@@ -188,10 +188,11 @@ class Options:
         commands=_CPU,
     )
     isa: str | None = _option(
-        Choice("scalar", "avx2", "avx512", "amx"),
+        Choice("scalar", "avx2", "avx512", "amx", "amx-emulated"),
         None,
         Group.ENGINE,
-        "force a tier of kernels; refused at start if this CPU or this build lacks it",
+        "force a tier of kernels; refused at start if this CPU or this build lacks it; amx-emulated, the AMX tier over "
+        "tiles emulated in software, is for tests and slow",
         absent="the best that the CPU has",
         commands=_CPU,
     )

@@ -114,7 +114,10 @@ def test_every_default_is_a_good_value() -> None:
             {"INTERLINGUA_PREFIX_CACHE": "maybe"},
             "INTERLINGUA_PREFIX_CACHE must be true or false, got 'maybe'",
         ),
-        ({"INTERLINGUA_ISA": "sse"}, "INTERLINGUA_ISA must be one of scalar, avx2, avx512, amx, got 'sse'"),
+        (
+            {"INTERLINGUA_ISA": "sse"},
+            "INTERLINGUA_ISA must be one of scalar, avx2, avx512, amx, amx-emulated, got 'sse'",
+        ),
     ],
 )
 def test_wrong_variables(environ: dict[str, str], message: str) -> None:

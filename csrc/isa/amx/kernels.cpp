@@ -1,8 +1,14 @@
 // AVX-512 everywhere; linear layers over many rows run on the tile unit. Integer products are exact and the bf16 tile
 // product's order is the reference order, so the bits are those of every other tier.
+//
+// Compiled twice: as the tier "amx", and with INTERLINGUA_SOFTWARE_TILES as "amx-emulated", which runs wherever AVX-512
+// does and exists so that tests see this code's bits there.
 #include "kernel_table.h"
 
 #include <immintrin.h>
+
+#include <cstdio>
+#include <cstdlib>
 
 namespace interlingua {
 namespace {
@@ -14,23 +20,19 @@ constexpr int kWideQueries = 6;  // up to so many queries take two blocks of lan
 
 #include "generic/kernels.inl"
 
+#include "isa/amx/tiles.h"
+
 // From how many rows on the tile unit is faster than vector products (measured: bench/kernels.py).
 constexpr int32_t kTileRowsInt = 9, kTileRowsBf16 = 3;
 constexpr int32_t kMaxGroups = 512;  // inputs up to 16,384 per layer go through the unpacked buffer at once
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes_per_row[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Tiles: 0, 1 sums; 2, 3 inputs (16 rows of 32 bytes, or of 32 bf16); 4 weights (int8: 8 rows; bf16: 16 rows).
 inline void configure(bool bf16) {
   TileConfig config;
-  for (int t = 0; t < 2; t++) config.rows[t] = 16, config.bytes_per_row[t] = 64;
-  for (int t = 2; t < 4; t++) config.rows[t] = 16, config.bytes_per_row[t] = bf16 ? 64 : 32;
-  config.rows[4] = bf16 ? 16 : 8, config.bytes_per_row[4] = 64;
-  _tile_loadconfig(&config);
+  for (int t = 0; t < 2; t++) config.set(t, 16, 64);
+  for (int t = 2; t < 4; t++) config.set(t, 16, bf16 ? 64 : 32);
+  config.set(4, bf16 ? 16 : 8, 64);
+  tile_configure(config);
 }
 
 // Unpacks one 16-block of int4 weights to bytes: [groups][8][64].
@@ -58,16 +60,16 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
 #pragma GCC unroll 16
   for (int r = 0; r < 16; r++) acc[r] = splat(0.0f);
   const auto multiply = [&](int32_t g) {
-    _tile_loadd(4, b + int64_t(g) * 512, 64);
-    _tile_zero(0);
-    _tile_loadd(2, high + int64_t(g) * 512, kGroup);
-    _tile_dpbsud(0, 2, 4);
-    _tile_stored(0, c[g & 1], 64);
+    tile_load<4>(b + int64_t(g) * 512, 64);
+    tile_zero<0>();
+    tile_load<2>(high + int64_t(g) * 512, kGroup);
+    tile_dpbsud<0, 2, 4>();
+    tile_store<0>(c[g & 1], 64);
     if (kTwoTerms) {
-      _tile_zero(1);
-      _tile_loadd(3, low + int64_t(g) * 512, kGroup);
-      _tile_dpbsud(1, 3, 4);
-      _tile_stored(1, e[g & 1], 64);
+      tile_zero<1>();
+      tile_load<3>(low + int64_t(g) * 512, kGroup);
+      tile_dpbsud<1, 3, 4>();
+      tile_store<1>(e[g & 1], 64);
     }
   };
   multiply(0);
@@ -95,13 +97,13 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
 inline void tile_block_bf16(const LinearArgs& args, const uint8_t* b, int64_t slice, int32_t row, float (*tile)[kLanes]) {
   const int32_t groups = (args.weight.k + kGroup - 1) / kGroup;  // half a group meets inputs that are zero
   const uint16_t* a = args.in.bf16 + slice + Activations::at(row, 0, groups) * kGroup;
-  _tile_zero(0);
+  tile_zero<0>();
   for (int32_t g = 0; g < groups; g++) {
-    _tile_loadd(4, b + int64_t(g) * 1024, 64);
-    _tile_loadd(2, a + int64_t(g) * 512, 64);
-    _tile_dpbf16ps(0, 2, 4);
+    tile_load<4>(b + int64_t(g) * 1024, 64);
+    tile_load<2>(a + int64_t(g) * 512, 64);
+    tile_dpbf16ps<0, 2, 4>();
   }
-  _tile_stored(0, tile, 64);
+  tile_store<0>(tile, 64);
 }
 
 // A weight block ready for the tile unit: int4 is unpacked once for all rows.
@@ -160,13 +162,44 @@ void linear(const LinearArgs& args, int32_t begin, int32_t end) {
       }
     }
   }
-  _tile_release();
+  tile_release();
 }
 
-constexpr KernelTable kTable{"amx", linear, prepare, attention, rope, store_kv, vocab_stats, exp_scaled};
+// One product as an instruction computes it.
+void tile_product(const TileProduct& product) {
+  TileConfig config;
+  config.palette = product.palette;
+  config.set(0, product.c.rows, product.c.row_bytes);
+  config.set(1, product.a.rows, product.a.row_bytes);
+  config.set(2, product.b.rows, product.b.row_bytes);
+  tile_configure(config);
+  tile_load<0>(product.c.data, product.c.row_bytes);
+  tile_load<1>(product.a.data, product.a.row_bytes);
+  tile_load<2>(product.b.data, product.b.row_bytes);
+  switch (product.kind) {
+    case TileProductKind::kSignedSigned: tile_dpbssd<0, 1, 2>(); break;
+    case TileProductKind::kSignedUnsigned: tile_dpbsud<0, 1, 2>(); break;
+    case TileProductKind::kUnsignedSigned: tile_dpbusd<0, 1, 2>(); break;
+    case TileProductKind::kUnsignedUnsigned: tile_dpbuud<0, 1, 2>(); break;
+    case TileProductKind::kBf16: tile_dpbf16ps<0, 1, 2>(); break;
+  }
+  tile_store<0>(product.out, product.c.row_bytes);
+  tile_release();
+}
+
+#ifdef INTERLINGUA_SOFTWARE_TILES
+constexpr const char* kName = "amx-emulated";
+#else
+constexpr const char* kName = "amx";
+#endif
+constexpr KernelTable kTable{kName, linear, prepare, attention, rope, store_kv, vocab_stats, exp_scaled, tile_product};
 
 }  // namespace
 
+#ifdef INTERLINGUA_SOFTWARE_TILES
+const KernelTable* amx_emulated_kernels() { return &kTable; }
+#else
 const KernelTable* amx_kernels() { return &kTable; }
+#endif
 
 }  // namespace interlingua

@@ -69,6 +69,22 @@ def time_prepare(isa: str, threads: int, activations: ActivationKind, k: int, ro
 def time_attention(isa: str, threads: int, sequences: int, context: int, rows: int, kv_heads: int, heads_per_kv: int, head_dim: int, repeat: int) -> float:
     """Least seconds of one layer's attention, for bench/kernels.py."""
 
+class TileProductKind(enum.Enum):
+    SIGNED_SIGNED = 0
+
+    SIGNED_UNSIGNED = 1
+
+    UNSIGNED_SIGNED = 2
+
+    UNSIGNED_UNSIGNED = 3
+
+    BF16 = 4
+
+def tile_product(isa: str, kind: TileProductKind, a: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], b: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], c: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], palette: int = 1) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
+    """
+    c + a b as one tile instruction of a tier computes it; bytes, shaped as the tiles are configured: a [m][4k], b [k][4n], c [m][4n]. For tests: a shape or palette that the instructions refuse ends the process.
+    """
+
 def read_bandwidth(threads: int, bytes: int, repeat: int) -> float:
     """Bytes a second that all threads together read."""
 

@@ -16,6 +16,7 @@ from interlingua.engine.native._native import KV_BLOCK, ActivationKind, Model, W
 from interlingua.engine.native.config import ModelConfig
 from interlingua.engine.native.memory import available_memory
 from interlingua.engine.native.ops import AdaptableLinear, Built
+from interlingua.engine.native.tiers import describe
 from interlingua.engine.native.weights import Checkpoint, WeightLoader, open_checkpoint
 from interlingua.hub.files import ModelFiles
 
@@ -150,7 +151,7 @@ def load_model(
         dtype=_KIND_NAMES[kind],
         device="cpu",
         description=(
-            f"{config.architecture}, {numerics} activations, {model.kernels} kernels, {threads} threads, "
+            f"{config.architecture}, {numerics} activations, {describe(model.kernels)} kernels, {threads} threads, "
             f"weights {model.weight_bytes / 1e6:.0f} MB, {pool}"
         ),
     )
