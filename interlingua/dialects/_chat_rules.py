@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from interlingua.contract.dialect import DialectSettings
 from interlingua.contract.request import ChatMessage, MediaPart, TextPart, ToolCall
+from interlingua.dialects._bounds import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS, MAX_TOOLS
 from interlingua.dialects._openai_rules import FUNCTION_NAME, checked_at
 from interlingua.dialects._parts import MiB
 from interlingua.dialects._parts import Prompt as PartsRule
 from interlingua.dialects._rules import Refusal
 
-MAX_TOOLS = 128
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _PARTS = PartsRule(max_chars=40 * MiB, image_bytes=20 * MiB, audio_bytes=20 * MiB)
 
@@ -28,6 +28,8 @@ class Messages:
     def check(self, value: object, settings: DialectSettings) -> tuple[ChatMessage, ...]:
         if not isinstance(value, list) or not value:
             raise Refusal(value)
+        if len(value) > MAX_MESSAGES:
+            raise Refusal(value, expected=f"a list of at most {MAX_MESSAGES} messages", given=f"{len(value)}")
         return tuple(self._message(item, f"[{place}]", settings) for place, item in enumerate(value))
 
     def _message(self, item: object, place: str, settings: DialectSettings) -> ChatMessage:
@@ -58,6 +60,8 @@ class Messages:
             return (TextPart(content),)
         if not isinstance(content, list) or not content:
             raise Refusal(content, place, "a string or a non-empty list of parts")
+        if len(content) > MAX_PARTS:
+            raise Refusal(content, place, f"a list of at most {MAX_PARTS} parts", f"{len(content)}")
         return tuple(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
 
     def _calls(self, value: object, place: str, settings: DialectSettings) -> tuple[ToolCall, ...]:
@@ -65,6 +69,8 @@ class Messages:
             return ()
         if not isinstance(value, list):
             raise Refusal(value, place, "a list of calls")
+        if len(value) > MAX_TOOL_CALLS:
+            raise Refusal(value, place, f"a list of at most {MAX_TOOL_CALLS} calls", f"{len(value)}")
         calls = []
         for index, item in enumerate(value):
             function = item.get("function") if isinstance(item, dict) else None
@@ -77,11 +83,14 @@ class Messages:
                 arguments = json.dumps(arguments, ensure_ascii=False)
             if not isinstance(arguments, str):
                 raise Refusal(arguments, f"{place}[{index}].function.arguments", "the text of a JSON object")
+            if len(arguments) > MAX_ARGUMENTS:
+                words = f"a string of at most {MAX_ARGUMENTS} characters"
+                raise Refusal(arguments, f"{place}[{index}].function.arguments", words, f"{len(arguments)} characters")
             calls.append(ToolCall(_optional(item, "id", f"{place}[{index}]") or f"call_{index}", name, arguments))
         return tuple(calls)
 
     def accepts(self, settings: DialectSettings) -> str:
-        return f"a non-empty list of messages with a `role` ({', '.join(ROLES)}) and `content`"
+        return f"a list of 1 to {MAX_MESSAGES} messages with a `role` ({', '.join(ROLES)}) and `content`"
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         text = {"type": "string"}
@@ -97,7 +106,7 @@ class Messages:
             "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
         }
         message = {"type": "object", "required": ["role"], "properties": properties}
-        return {"type": "array", "minItems": 1, "items": message}
+        return {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": message}
 
 
 def _part(part: object, place: str) -> TextPart | MediaPart:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 import orjson
 
 from interlingua.contract.dialect import DialectSettings
+from interlingua.contract.errors import ValidationError
 from interlingua.contract.request import Grammar
-from interlingua.dialects._json import show
+from interlingua.dialects._bounds import MAX_CHOICES
+from interlingua.dialects._json import parse_object, show
 from interlingua.dialects._openai_rules import FUNCTION_NAME, checked_at
 from interlingua.dialects._rules import Refusal
 
@@ -37,7 +39,7 @@ class ResponseFormat:
         if not isinstance(named, dict):
             raise Refusal(named, ".json_schema", 'an object {"name": …, "schema": …}')
         checked_at(FUNCTION_NAME, named.get("name"), ".json_schema.name", settings)
-        return schema_grammar(named.get("schema"), ".json_schema.schema")
+        return schema_grammar(named.get("schema"), ".json_schema.schema", settings)
 
     def accepts(self, settings: DialectSettings) -> str:
         return 'an object {"type": "text" | "json_object" | "json_schema", "json_schema": {"name": …, "schema": …}}'
@@ -71,10 +73,12 @@ class Guided:
 
     def check(self, value: object, settings: DialectSettings) -> Grammar:
         if self.kind == "json":
-            return schema_grammar(value, "")
+            return schema_grammar(value, "", settings)
         if self.kind == "choice":
             if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
                 raise Refusal(value)
+            if len(value) > MAX_CHOICES:
+                raise Refusal(value, expected=f"a list of at most {MAX_CHOICES} strings", given=f"{len(value)}")
             return Grammar("choice", orjson.dumps(value).decode())
         if not isinstance(value, str) or not value:
             raise Refusal(value)
@@ -84,7 +88,7 @@ class Guided:
         return {
             "json": "a JSON Schema object, or the text of one",
             "regex": "a non-empty regular expression",
-            "choice": "a non-empty list of non-empty strings",
+            "choice": f"a list of 1 to {MAX_CHOICES} non-empty strings",
             "grammar": "a non-empty Lark grammar",
         }[self.kind]
 
@@ -92,7 +96,9 @@ class Guided:
         text = {"type": "string", "minLength": 1}
         if self.kind == "json":
             return {"type": ["object", "string"]}
-        return {"type": "array", "minItems": 1, "items": text} if self.kind == "choice" else text
+        return (
+            {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": text} if self.kind == "choice" else text
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +135,12 @@ class StructuredOutputs:
 _GUIDED = ("json", "regex", "choice", "grammar")
 
 
-def schema_grammar(schema: object, suffix: str) -> Grammar:
+def schema_grammar(schema: object, suffix: str, settings: DialectSettings) -> Grammar:
     """The grammar of a JSON Schema that came as an object or as a string holding one."""
     if isinstance(schema, str):
         try:
-            schema = orjson.loads(schema)
-        except orjson.JSONDecodeError:
+            schema = parse_object(schema.encode(), settings.max_json_depth).root
+        except ValidationError:
             raise Refusal(schema, suffix, "a JSON Schema object, or the text of one") from None
     if not isinstance(schema, dict):
         raise Refusal(schema, suffix, "a JSON Schema object", None if schema is not None else show(schema))

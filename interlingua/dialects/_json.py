@@ -15,10 +15,14 @@ from typing import Any
 import orjson
 
 from interlingua.contract.errors import ValidationError
+from interlingua.dialects._bounds import BODY
 
 _BOM = b"\xef\xbb\xbf"
 # Possessive, and it takes an unclosed string to the end: one pass, whatever the bytes are.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+# As many whole strings as there are, each with what stands before it.
+_UNITS = re.compile(rb'(?:[^"]*+"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
+_PIECE = 1 << 18  # bytes that one operation of `re` looks at: it holds the interpreter's lock
 _OPENING = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NON_FINITE = re.compile(rb"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|(?<![0-9])[0-9]{300}")
@@ -74,10 +78,11 @@ def parse_object(body: bytes, max_depth: int) -> Document:
         max_depth: how many containers may stand inside each other, the root included.
 
     Raises:
-        ValidationError: the body is empty, is no JSON, is nested too deep or its root is no object.
+        ValidationError: the body is empty, is no JSON, holds too much, is nested too deep or its root is no object.
     """
     if body.startswith(_BOM):
         body = body[len(_BOM) :]
+    _check_size(body)
     non_finite = False
     try:
         root = orjson.loads(body)
@@ -124,9 +129,38 @@ def cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
+def _check_size(body: bytes) -> None:
+    """Raises ValidationError for a body that holds more than `BODY` says. The usual one costs four quick scans."""
+    counted = body
+    for marks, limit, words in BODY:
+        for _ in range(2):
+            count = sum(counted.count(marks[at : at + 1]) for at in range(len(marks)))
+            if count <= limit:
+                break
+            if counted is not body:
+                raise ValidationError("", f"the body must hold at most {limit} {words}, got {count}")
+            counted = _without_strings(body)
+
+
+def _without_strings(text: bytes) -> bytes:
+    """JSON text, valid or not, without its strings; piece by piece, so that other threads have their turn."""
+    pieces: list[bytes] = []
+    start, size = 0, _PIECE
+    while start + size < len(text):
+        match = _UNITS.match(text, start, start + size)
+        assert match is not None  # it matches nothing, too
+        if match.end() == start:  # a string that is longer, or none
+            size *= 2
+            continue
+        pieces.append(_STRING.sub(b"", text[start : match.end()]))
+        start, size = match.end(), _PIECE
+    pieces.append(_STRING.sub(b"", text[start:]))
+    return b"".join(pieces)
+
+
 def _deeper_than(body: bytes, limit: int) -> bool:
     """Whether valid JSON text nests more than `limit` containers. At C speed, whatever its shape."""
-    brackets = _STRING.sub(b"", body).translate(_OPENING, _NOT_BRACKETS)
+    brackets = _without_strings(body).translate(_OPENING, _NOT_BRACKETS)
     for _ in range(limit):
         if not brackets:
             return False
@@ -151,10 +185,10 @@ def _malformed(body: bytes, error: orjson.JSONDecodeError, max_depth: int) -> Va
         body.decode("utf-8")
     except UnicodeDecodeError as bad:
         return ValidationError("", f"the body is not valid UTF-8 (byte {bad.start})")
-    if _LONE_SURROGATE.search(body):
+    if error.msg.endswith("surrogate in string"):
         return ValidationError("", "the body holds an unpaired surrogate escape")
     # The parser gives up far below our limit; brackets still open where it stopped tell that from a mistake.
-    before = _STRING.sub(b"", body[: error.pos]).translate(_OPENING, _NOT_BRACKETS)
+    before = _without_strings(body[: error.pos]).translate(_OPENING, _NOT_BRACKETS)
     if before.count(b"[") - before.count(b"]") > max_depth:
         return _too_deep(max_depth)
     return ValidationError("", f"the body is not valid JSON (line {error.lineno}, column {error.colno})")

@@ -7,13 +7,14 @@ from typing import Any
 
 from interlingua.contract.dialect import DialectSettings
 from interlingua.dialects import _errors
-from interlingua.dialects._kserve_table import INPUT_FIELDS, MAX_TENSORS, OUTPUT_FIELDS, TensorField
+from interlingua.dialects._bounds import MAX_IDS, MAX_TENSORS
+from interlingua.dialects._kserve_table import INPUT_FIELDS, OUTPUT_FIELDS, TensorField
 from interlingua.dialects._openapi import BOOLEAN, INTEGER, STRING, array, nullable, object_of, operation, record
-from interlingua.dialects._tensors import BOOL, BYTES, MAX_ELEMENTS, MAX_NAME, UINT32
+from interlingua.dialects._tensors import BOOL, BYTES, MAX_NAME, UINT32
 from interlingua.dialects._triton_table import COLUMN, ID, PARAMETERS
 
 _NAME = STRING | {"maxLength": MAX_NAME}
-_SHAPE = array(INTEGER | {"minimum": 1, "maximum": MAX_ELEMENTS}) | {"minItems": 1, "maxItems": 2}
+_SHAPE = array(INTEGER | {"minimum": 1, "maximum": MAX_IDS}) | {"minItems": 1, "maxItems": 2}
 _DATATYPE = {"type": "string", "enum": [BYTES, BOOL, UINT32]}
 _DATA = array({"type": ["string", "boolean", "integer", "array"]})
 _SIZE = record({"binary_data_size": INTEGER | {"minimum": 0}}, ())

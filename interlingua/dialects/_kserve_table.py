@@ -14,7 +14,6 @@ BINARY_LENGTH = "inference-header-content-length"
 SAMPLING_INPUT = "sampling_parameters"
 IDS_INPUT = "input0"
 TEXT_OUTPUT, IDS_OUTPUT = "text_output", "output0"
-MAX_TENSORS = 32  # inputs, or outputs, of a request
 # Of the protocol's own parameters these are read elsewhere, or mean nothing to one model without batches.
 KNOWN_PARAMETERS = frozenset(
     {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "triton_enable_empty_final_response"}

@@ -131,8 +131,10 @@ class _Encoder:
         self.failed = True
         return _sse.frame_json(_openai_errors.body(event.error))
 
-    def _reply(self, choices: list[Json]) -> Reply:
-        return Reply(200, orjson.dumps(self.head.json() | {"choices": choices, "usage": self.usage.json()}))
+    def _reply(self, choices: Iterable[Json]) -> Reply:
+        # One by one: all of them at once would hold the interpreter's lock for a second, and much memory.
+        written = [orjson.Fragment(orjson.dumps(choice)) for choice in choices]
+        return Reply(200, orjson.dumps(self.head.json() | {"choices": written, "usage": self.usage.json()}))
 
 
 # --- chat ----------------------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class ChatEncoder(_Encoder):
         answers = all_answers(answer)
         for place, one in enumerate(answers):
             self.usage.add(place, one.summary)
-        return self._reply([self._whole(place, one) for place, one in enumerate(answers[: self.n])])
+        return self._reply(self._whole(place, one) for place, one in enumerate(answers[: self.n]))
 
     def _delta(self, index: int, choice: _Choice, piece: Piece) -> bytes:
         if piece.kind == "content":

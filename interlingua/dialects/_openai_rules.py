@@ -13,9 +13,9 @@ from typing import Any
 
 from interlingua.contract.dialect import DialectSettings
 from interlingua.contract.request import Prompt, TextPart, TextPrompt, TokenPrompt
+from interlingua.dialects._bounds import MAX_IDS, MAX_PROMPTS
 from interlingua.dialects._rules import INT32_MAX, Integer, Refusal, Text
 
-MAX_PROMPTS = 128
 FUNCTION_NAME = Text(1, 64, re.compile(r"[A-Za-z0-9_\-\u4e00-\u9fa5]{1,64}"), "letters, digits, _ and -")
 _ID = Integer(0, INT32_MAX)
 
@@ -155,6 +155,9 @@ def _text(value: str, field: str, suffix: str) -> TextPrompt:
 def _ids(value: list[object], field: str, settings: DialectSettings) -> TokenPrompt:
     if not value:
         raise Refusal(value, field.removeprefix("prompt"), "a non-empty list of token ids")
+    if len(value) > MAX_IDS:
+        words = f"a list of at most {MAX_IDS} token ids"
+        raise Refusal(value, field.removeprefix("prompt"), words, f"{len(value)}")
     for place, item in enumerate(value):
         try:
             _ID.check(item, settings)

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from interlingua.contract.dialect import DialectSettings
 from interlingua.contract.request import MediaPart, TextPart, TextPrompt
+from interlingua.dialects._bounds import MAX_MEDIA, MAX_PARTS
 from interlingua.dialects._rules import Refusal
 
 MiB = 1024 * 1024
-MAX_MEDIA = 20
 MAX_LOCATOR = 4096  # characters of a URL or a path
 _DATA_URI = re.compile(r"data:([a-z]+)/([a-z0-9.+-]+);base64,", re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # in whole groups of four, which is checked by the length
@@ -60,6 +60,8 @@ class Prompt:
             return (TextPart(value),)
         if not isinstance(value, list) or not value:
             raise Refusal(value)
+        if len(value) > MAX_PARTS:
+            raise Refusal(value, expected=f"a list of at most {MAX_PARTS} parts", given=f"{len(value)}")
         parts: list[TextPart | MediaPart] = []
         media = chars = 0
         for place, item in enumerate(value):
@@ -135,7 +137,7 @@ class Prompt:
             raise Refusal(source, place, f"{kind.kind} data of at most {limit} bytes", f"{size} bytes")
 
     def accepts(self, settings: DialectSettings) -> str:
-        return f"a string of 1 to {self.max_chars} characters or a non-empty list of typed parts"
+        return f"a string of 1 to {self.max_chars} characters or a list of 1 to {MAX_PARTS} typed parts"
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         def part(name: str, value: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +147,12 @@ class Prompt:
         text = {"type": "string", "minLength": 1}
         url = {"type": "object", "required": ["url"], "properties": {"url": text}}
         media = [part(name, {"anyOf": [text, url]}) for name in _KINDS]
-        parts = {"type": "array", "minItems": 1, "items": {"oneOf": [part("text", text), *media]}}
+        parts = {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_PARTS,
+            "items": {"oneOf": [part("text", text), *media]},
+        }
         return {"anyOf": [{"type": "string", "minLength": 1, "maxLength": self.max_chars}, parts]}
 
 

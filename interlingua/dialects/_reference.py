@@ -27,6 +27,8 @@ What each route takes, checks and answers. In every dialect:
 - A body must be one JSON object in UTF-8 (a byte order mark is accepted), without unpaired surrogates, NaN
   or Infinity, nested at most 64 levels deep. Of duplicate keys the last one counts. The Content-Type is not
   looked at.
+- It holds at most 65,536 arrays and objects, 262,144 members of objects and 2,097,152 values; a list of
+  messages, parts, tools or ids is bounded by itself, as its field says.
 - Whatever can be refused is refused before the first byte of an answer, on streams too, with the status
   below and a message that names the field, what is accepted and what was given.
 - `--lenient-ranges` widens the ranges to what other servers of the same dialect really take (the last

@@ -16,6 +16,7 @@ import orjson
 from interlingua.contract.dialect import DialectSettings
 from interlingua.contract.errors import ValidationError
 from interlingua.contract.request import Grammar
+from interlingua.dialects._bounds import MAX_IDS
 from interlingua.dialects._json import parse_object
 
 INT32_MAX = 2**31 - 1
@@ -243,14 +244,17 @@ class Stops:
 
 @dataclass(frozen=True, slots=True)
 class IntegerList:
-    """A list of integers, each within `item`."""
+    """A list of at most `items` integers, each within `item`."""
 
     item: Integer
+    items: int = MAX_IDS
     type_name: str = "list of integers"
 
     def check(self, value: object, settings: DialectSettings) -> tuple[int, ...]:
         if not isinstance(value, list):
             raise Refusal(value)
+        if len(value) > self.items:
+            raise Refusal(value, expected=f"a list of at most {self.items} integers", given=f"{len(value)}")
         for place, item in enumerate(value):
             try:
                 self.item.check(item, settings)
@@ -259,10 +263,10 @@ class IntegerList:
         return tuple(value)
 
     def accepts(self, settings: DialectSettings) -> str:
-        return f"a list, each of it {self.item.accepts(settings)}"
+        return f"a list of at most {self.items}, each of it {self.item.accepts(settings)}"
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
-        return {"type": "array", "items": self.item.schema(settings)}
+        return {"type": "array", "items": self.item.schema(settings), "maxItems": self.items}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from math import prod
 from typing import Any
 
 from interlingua.contract.errors import ValidationError
+from interlingua.dialects._bounds import MAX_IDS
 from interlingua.dialects._json import show
 from interlingua.dialects._rules import UINT32_MAX
 
 BYTES, BOOL, UINT32 = "BYTES", "BOOL", "UINT32"
 _WIDTHS = {BOOL: 1, UINT32: 4}  # bytes of an element
 _LENGTH = struct.Struct("<I")
-MAX_ELEMENTS = 1_048_576
 MAX_NAME = 256  # characters
 _WORDS = {BYTES: "a string", BOOL: "true or false", UINT32: f"an integer in 0..{UINT32_MAX}"}
 
@@ -91,8 +91,8 @@ class TensorHead:
         if not isinstance(shape, list | tuple) or not 1 <= len(shape) <= 2:
             raise ValidationError(f"{place}.shape", f"must be an array of one or two integers, got {show(shape)}")
         for size in shape:
-            if type(size) is not int or not 1 <= size <= MAX_ELEMENTS:
-                raise ValidationError(f"{place}.shape", f"must hold integers in 1..{MAX_ELEMENTS}, got {show(size)}")
+            if type(size) is not int or not 1 <= size <= MAX_IDS:
+                raise ValidationError(f"{place}.shape", f"must hold integers in 1..{MAX_IDS}, got {show(size)}")
         if len(shape) == 2 and shape[0] != 1:
             raise ValidationError(f"{place}.shape", f"must be [n] or [1, n]: batches are not taken, got {list(shape)}")
         for key in parameters:

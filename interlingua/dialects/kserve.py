@@ -18,6 +18,7 @@ from interlingua.contract.errors import RequestError, ValidationError
 from interlingua.contract.events import Answer, Summary, TextEvent, TextStarted, TextStopped, TextToken
 from interlingua.contract.request import GenerationRequest, Prompt, TextPart, TextPrompt, TokenPrompt
 from interlingua.dialects import _errors
+from interlingua.dialects._bounds import MAX_TENSORS
 from interlingua.dialects._fields import note_unknown, object_field, read_field
 from interlingua.dialects._json import Document, parse_object, show
 from interlingua.dialects._kserve_openapi import describe
@@ -28,7 +29,6 @@ from interlingua.dialects._kserve_table import (
     IDS_INPUT,
     IDS_OUTPUT,
     KNOWN_PARAMETERS,
-    MAX_TENSORS,
     OUTPUTS,
     SAMPLING_INPUT,
     TEXT_OUTPUT,

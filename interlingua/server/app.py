@@ -7,7 +7,6 @@ the shape of the dialect whose path it is.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import secrets
@@ -27,7 +26,7 @@ from interlingua.server.control import Control, Stop
 from interlingua.server.exchange import Exchange, Presence
 from interlingua.server.keys import Keys
 from interlingua.server.kserve import KServe
-from interlingua.server.middleware import INLINE_BYTES, ClientLeftError, check_key, read_body
+from interlingua.server.middleware import ClientLeftError, beside, check_key, read_body
 from interlingua.server.models import Models
 from interlingua.server.responses import Batches, RenderError, answer_stream, answer_whole
 from interlingua.server.routes import Endpoint, Handler, Plane, RouteTable, SystemRoute, paths_of
@@ -229,9 +228,7 @@ class App:
             received=int(time.time()),
         )
         settings = self.served_settings()
-        if len(body) <= INLINE_BYTES:
-            return route.decode(request, settings)
-        return await asyncio.to_thread(route.decode, request, settings)
+        return await beside(len(body), lambda: route.decode(request, settings))
 
     def served_settings(self) -> DialectSettings:
         """The dialects' settings with what only the loaded model knows."""

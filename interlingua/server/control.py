@@ -29,7 +29,7 @@ from interlingua.dialects._fields import Field, read_field
 from interlingua.dialects._json import Document, cut, parse_object, show
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
-from interlingua.server.middleware import check_key, read_body
+from interlingua.server.middleware import beside, check_key, read_body
 from interlingua.server.routes import Plane, SystemRoute
 from interlingua.server.settings import ServerSettings
 from interlingua.service.service import Service, State
@@ -201,7 +201,8 @@ class Control:
 
     async def _body(self, exchange: Exchange) -> Document:
         self._check_admin(exchange)
-        return parse_object(await read_body(exchange, self._settings.payload_limit), self._wire.max_json_depth)
+        body = await read_body(exchange, self._settings.payload_limit)
+        return await beside(len(body), lambda: parse_object(body, self._wire.max_json_depth))
 
     def _required(self, document: Document, row: Field) -> Any:
         value = read_field(document, row, COLUMN, self._wire)

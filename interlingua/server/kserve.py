@@ -21,7 +21,7 @@ from interlingua.dialects._triton_table import COLUMN, ID
 from interlingua.dialects.triton import VERSION, check_model
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
-from interlingua.server.middleware import check_key, read_body
+from interlingua.server.middleware import beside, check_key, read_body
 from interlingua.server.routes import Plane, SystemRoute
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Room
@@ -145,7 +145,7 @@ class KServe:
         body = await read_body(exchange, self._settings.payload_limit)
         only_ready = False
         if body.strip():  # clients send nothing at all as well
-            document = parse_object(body, self._wire.max_json_depth)
+            document = await beside(len(body), lambda: parse_object(body, self._wire.max_json_depth))
             only_ready = read_field(document, READY, COLUMN, self._wire) or False
             document.close()
         models = repository_index(self._service)
@@ -155,7 +155,8 @@ class KServe:
         """Ends a running request by the client's id or by that of `x-request-id`; answers with the body as sent."""
         check_key(exchange, self._keys)
         self._served(exchange)
-        document = parse_object(await read_body(exchange, self._settings.payload_limit), self._wire.max_json_depth)
+        body = await read_body(exchange, self._settings.payload_limit)
+        document = await beside(len(body), lambda: parse_object(body, self._wire.max_json_depth))
         name = read_field(document, ID, COLUMN, self._wire)
         document.close()
         if name is None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 from interlingua.contract.errors import InterlinguaError, PayloadTooLargeError, UnauthorizedError
 
@@ -11,7 +14,12 @@ if TYPE_CHECKING:
     from interlingua.server.keys import Keys
 
 
-INLINE_BYTES = 65_536  # a body up to here is decoded on the event loop, a longer one beside it: streams keep their pace
+# A body up to here is decoded on the event loop, a longer one beside it, so that streams keep their pace.
+_INLINE_BYTES = 65_536
+# Of bodies over a megabyte one is decoded at a time: each holds the interpreter's lock for tens of milliseconds.
+_LARGE_BYTES = 1 << 20
+_large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-body")
+T = TypeVar("T")
 
 
 class ClientLeftError(InterlinguaError):
@@ -60,3 +68,11 @@ async def read_body(exchange: Exchange, limit: int) -> bytes:
         if not message.get("more_body", False):
             return b"".join((*pieces, piece)) if pieces else piece
         pieces.append(piece)
+
+
+async def beside(size: int, work: Callable[[], T]) -> T:
+    """Does what a body of `size` bytes asks for, in a thread if that may take long."""
+    if size <= _INLINE_BYTES:
+        return work()
+    threads = None if size <= _LARGE_BYTES else _large
+    return await asyncio.get_running_loop().run_in_executor(threads, work)

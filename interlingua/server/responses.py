@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from interlingua.contract.dialect import Call, Reply
 from interlingua.contract.errors import GenerationError, InterlinguaError, RequestError
-from interlingua.contract.events import FailedEvent, TextEvent, TextStopped, TextToken, fold
+from interlingua.contract.events import FailedEvent, TextEvent, TextStarted, TextStopped, TextToken, fold
 from interlingua.server.exchange import Exchange
 
 _log = logging.getLogger(__name__)
 
-_ENCODE_INLINE = 10_000  # tokens of a whole answer; more details than that are encoded in a thread
+_ENCODE_INLINE = 1_000  # tokens and alternatives of a whole answer; more than that are encoded in a thread
 
 Batches = AsyncGenerator[Sequence[TextEvent], None]
 RenderError = Callable[[RequestError], Reply]
@@ -29,15 +29,18 @@ async def answer_whole(exchange: Exchange, call: Call, batches: Batches, render_
     events: list[TextEvent] = []
     async for batch in batches:
         events += batch
-    try:
-        answer = fold(events)
-    except InterlinguaError as error:
-        await exchange.reply(render_error(request_error(error)))
-        return
-    if len(answer.tokens) + len(answer.prefill) <= _ENCODE_INLINE:
-        reply = call.encoder.answer(answer)
+
+    def encoded() -> Reply:
+        try:
+            return call.encoder.answer(fold(events))
+        except InterlinguaError as error:
+            return render_error(request_error(error))
+
+    prompts = sum(len(event.prefill or ()) for event in events if isinstance(event, TextStarted))
+    if prompts + len(events) * (1 + call.request.top_n_tokens) <= _ENCODE_INLINE:
+        reply = encoded()
     else:
-        reply = await asyncio.to_thread(call.encoder.answer, answer)
+        reply = await asyncio.to_thread(encoded)
     await exchange.reply(reply)
 
 

@@ -13,7 +13,7 @@ from interlingua.contract.errors import (
     RequestError,
 )
 from interlingua.dialects import _errors
-from interlingua.dialects._openai_rules import MAX_PROMPTS
+from interlingua.dialects._bounds import MAX_PROMPTS
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys

@@ -18,7 +18,7 @@ from interlingua.dialects._tgi_table import INPUTS, MINDIE
 from interlingua.dialects.openai import decode_chat
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
-from interlingua.server.middleware import INLINE_BYTES, check_key, read_body
+from interlingua.server.middleware import beside, check_key, read_body
 from interlingua.server.routes import SystemRoute
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import TokenSpan
@@ -121,7 +121,7 @@ class Tokens:
             request_id=exchange.request_id,
         )
         settings = self._served()
-        call = await _beside(len(document.raw) > INLINE_BYTES, lambda: decode_chat(wire, settings))
+        call = await beside(len(document.raw), lambda: decode_chat(wire, settings))
         prompt = call.request.prompt
         assert isinstance(prompt, ChatPrompt)
         return await self._service.render(prompt)
@@ -150,7 +150,7 @@ class Tokens:
     async def _body(self, exchange: Exchange) -> Document:
         check_key(exchange, self._keys)
         body = await read_body(exchange, self._settings.payload_limit)
-        return await _beside(len(body) > INLINE_BYTES, lambda: parse_object(body, self._wire.max_json_depth))
+        return await beside(len(body), lambda: parse_object(body, self._wire.max_json_depth))
 
     async def _reply(self, exchange: Exchange, answer: bytes) -> None:
         self._service.metrics.requests += 1

@@ -15,9 +15,10 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -93,17 +94,20 @@ class ChatTemplate:
             source, worker = prompt.template, self._client
         if source is None:
             raise NotSupportedError(prompt.field, "cannot be rendered: the served model has no chat template")
-        given = _in_its_words(_marked(prompt) if prompt.continue_final else prompt, source)
-        variables = {**self._special_tokens, **_variables(given)}
-        try:
-            wanted = orjson.dumps({"template": source, "variables": variables})
-        except orjson.JSONEncodeError:  # an integer of more than 64 bits in a tool or an argument
-            wanted = json.dumps({"template": source, "variables": variables}).encode()
-        text = _text_of(await worker.ask(wanted), prompt)
+        text = _text_of(await worker.ask(partial(self._wanted, prompt, source)), prompt)
         if prompt.continue_final:
             text = _cut_at_mark(text, prompt.field)
         reasoning = self.format.reasoning is not None and text.rstrip().endswith(self.format.reasoning[0])
         return TextPrompt((TextPart(text),), prompt.field, add_special=False, reasoning=reasoning)
+
+    def _wanted(self, prompt: ChatPrompt, source: str) -> bytes:
+        """What the process is told. Takes as long as the conversation is; raises ValidationError."""
+        given = _in_its_words(_marked(prompt) if prompt.continue_final else prompt, source)
+        wanted = {"template": source, "variables": {**self._special_tokens, **_variables(given)}}
+        try:
+            return orjson.dumps(wanted)
+        except orjson.JSONEncodeError:  # an integer of more than 64 bits in a tool or an argument
+            return json.dumps(wanted).encode()
 
     def close(self) -> None:
         """Ends the processes. Safe to call twice."""
@@ -230,14 +234,15 @@ class _Worker:
         # One thread: it alone speaks to the process, and a client that leaves does not interrupt it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat-template")
 
-    async def ask(self, wanted: bytes) -> Mapping[str, str]:
+    async def ask(self, wanted: Callable[[], bytes]) -> Mapping[str, str]:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, wanted)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._end()
 
-    def _ask(self, wanted: bytes) -> Mapping[str, str]:
+    def _ask(self, make: Callable[[], bytes]) -> Mapping[str, str]:
+        wanted = make()
         process = self._process
         if process is None:
             process = self._process = self._start()

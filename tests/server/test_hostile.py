@@ -203,6 +203,8 @@ BOMBS: dict[str, Callable[[], bytes]] = {
     "half a string": lambda: b'{"inputs":"' + b"x" * DEEP,
     "escapes": lambda: b'{"inputs":"' + b"\\ud800" * 500_000 + b'"}',
     "a million stops": lambda: b'{"inputs":"x","parameters":{"stop":[' + b",".join([b'"a"'] * 1_000_000) + b"]}}",
+    "a million parts": lambda: b'{"inputs":[' + b",".join([b'{"type":"text","text":"a"}'] * 1_000_000) + b"]}",
+    "a million members": lambda: b'{"inputs":"x","y":{' + b",".join(b'"%d":0' % n for n in range(1_000_000)) + b"}}",
     "NUL bytes": lambda: b"\0" * 1_000_000,
     "UTF-16": lambda: '{"inputs":"x"}'.encode("utf-16"),
     "nothing": lambda: b"",

@@ -9,9 +9,9 @@ from google.protobuf.json_format import ParseDict
 
 from interlingua.contract.dialect import DialectSettings
 from interlingua.contract.errors import ValidationError
+from interlingua.dialects._bounds import MAX_TENSORS
 from interlingua.dialects._fields import read_field
 from interlingua.dialects._json import Document
-from interlingua.dialects._kserve_table import MAX_TENSORS
 from interlingua.dialects._tensors import BOOL, BYTES, Tensor, TensorHead
 from interlingua.dialects._triton_table import COLUMN, ID
 from interlingua.dialects.kserve import Inference, Wanted, read_inference

@@ -28,7 +28,7 @@ from interlingua.contract.events import FailedEvent, TextEvent, TextStopped, Tex
 from interlingua.dialects.kserve import Inference
 from interlingua.dialects.triton import VERSION, check_model
 from interlingua.server import kserve
-from interlingua.server.middleware import INLINE_BYTES, check_authorization
+from interlingua.server.middleware import beside, check_authorization
 from interlingua.server.rpc import kserve_pb2 as pb
 from interlingua.server.rpc import messages, tls
 
@@ -180,9 +180,7 @@ class InferenceService:
         try:
             model = self._served(request.model_name, request.model_version).name
             arguments = (request, secrets.token_hex(16), model, self._app.served_settings())
-            if request.ByteSize() <= INLINE_BYTES:
-                return messages.to_inference(*arguments), arrived
-            return await asyncio.to_thread(messages.to_inference, *arguments), arrived
+            return await beside(request.ByteSize(), lambda: messages.to_inference(*arguments)), arrived
         except InterlinguaError as error:
             self._service.metrics.refused(error.kind)
             raise
