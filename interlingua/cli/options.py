@@ -417,7 +417,9 @@ class Options:
         Size(), 64 * 1024, Group.SERVER, "bytes of a request's line and headers together; more gets 431"
     )
     max_headers: int = _option(Integer(1, 10_000), 100, Group.SERVER, "headers of a request; more get 431")
-    header_timeout: float = _option(Number(0, 86_400), 10.0, Group.SERVER, "seconds for a request's headers to arrive")
+    header_timeout: float = _option(
+        Number(0, 86_400), 10.0, Group.SERVER, "seconds for a request's headers to arrive, and for a handshake of TLS"
+    )
     body_timeout: float = _option(
         Number(0, 86_400), 30.0, Group.SERVER, "seconds without a byte of a request's body arriving"
     )

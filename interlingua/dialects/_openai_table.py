@@ -135,7 +135,7 @@ _ANSWERS = (
         "vLLM's.",
     ),
     _field("ignore_eos", Boolean(), "false", "Goes on past the end-of-sequence token.", "vLLM's."),
-    _field("min_tokens", Integer(0, INT32_MAX), "0", "No end before so many tokens.", "vLLM's."),
+    _field("min_tokens", Integer(0, INT32_MAX), "0", "No end before so many tokens; at most max_tokens.", "vLLM's."),
     _field("skip_special_tokens", Boolean(), "true", "false shows special tokens in the text.", "vLLM's."),
     _field("truncate_prompt_tokens", Integer(1, INT32_MAX), "off", "Keeps the last n tokens of the prompt.", "vLLM's."),
     _field("priority", Integer(1, 5), "5", "Place in the queue, 1 first.", "An extension of this server."),

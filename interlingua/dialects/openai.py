@@ -68,8 +68,21 @@ def _read(wire: WireRequest, table: Table, column: str, required: str, settings:
     return values
 
 
-def common(values: Mapping[str, Any], *, grammar: Grammar | None, names: Mapping[str, str]) -> dict[str, Any]:
-    """What the shared rows of the tables make of a request."""
+def common(
+    values: Mapping[str, Any], *, most: int | None, grammar: Grammar | None, names: Mapping[str, str]
+) -> dict[str, Any]:
+    """What the shared rows of the tables make of a request.
+
+    Args:
+        most: tokens that the answer may have; None = as many as there is room for.
+        names: the contract's names -> the client's, where they differ.
+
+    Raises:
+        ValidationError: the answer must have more tokens than it may have.
+    """
+    least = values.get("min_tokens", 0)
+    if most is not None and least > most:
+        raise ValidationError("min_tokens", f"must be at most {names['max_new_tokens']}, {most}, got {least}")
     keep = values.get("include_stop_str_in_output", False)
     return {
         "sampling": sampling(values),
@@ -78,7 +91,8 @@ def common(values: Mapping[str, Any], *, grammar: Grammar | None, names: Mapping
         # Each once, the smallest first: a body may hold millions of them, and 128 prompts for which they are checked.
         "stop_token_ids": tuple(sorted(set(values.get("stop_token_ids", ())))),
         "ignore_eos": values.get("ignore_eos", False),
-        "min_new_tokens": values.get("min_tokens", 0),
+        "max_new_tokens": most,
+        "min_new_tokens": least,
         "truncate": values.get("truncate_prompt_tokens"),
         "n": values.get("n", 1),
         "grammar": grammar,
@@ -174,10 +188,10 @@ def decode_chat(wire: WireRequest, settings: DialectSettings) -> Call:
     request = GenerationRequest(
         request_id=wire.request_id,
         prompt=_chat_prompt(values, settings),
-        max_new_tokens=values.get(limit),
         top_n_tokens=top or 0,
         **common(
             values,
+            most=values.get(limit),
             grammar=grammar,
             names={"max_new_tokens": limit, "grammar": source, "top_n_tokens": "top_logprobs"},
         ),
@@ -298,13 +312,13 @@ def decode_completions(wire: WireRequest, settings: DialectSettings) -> Call:
     first = GenerationRequest(
         request_id=wire.request_id,
         prompt=prompts[0],
-        max_new_tokens=max(max_tokens, 1),
         # The texts of ids come with their logprobs.
         prompt_logprobs=echo and (top is not None or None in texts),
         top_n_tokens=top or 0,
         best_of=check_best_of(values, len(prompts)),
         **common(
             values,
+            most=max(max_tokens, 1),
             grammar=grammar,
             names={
                 "max_new_tokens": "max_tokens",

@@ -45,9 +45,13 @@ def decode(wire: WireRequest, settings: DialectSettings) -> Call:
     request = GenerationRequest(
         request_id=wire.request_id,
         prompt=prompt,
-        max_new_tokens=values.get("max_tokens", MAX_COMPLETION_TOKENS),
         best_of=check_best_of(values, 1),
-        **common(values, grammar=grammar, names={"max_new_tokens": "max_tokens", "grammar": source}),
+        **common(
+            values,
+            most=values.get("max_tokens", MAX_COMPLETION_TOKENS),
+            grammar=grammar,
+            names={"max_new_tokens": "max_tokens", "grammar": source},
+        ),
     )
     encoder = VllmEncoder(
         prompt=prompt.text,

@@ -39,11 +39,13 @@ class _Server(Server):
 
     Args:
         refresh: called once a second, in a thread: reads keys and certificates again that have changed.
+        handshake: seconds that a client has for a handshake of TLS.
     """
 
-    def __init__(self, config: Config, refresh: Callable[[], None]) -> None:
+    def __init__(self, config: Config, refresh: Callable[[], None], handshake: float) -> None:
         super().__init__(config)
         self._refresh = refresh
+        self._handshake = handshake
         self.listening = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -52,7 +54,24 @@ class _Server(Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])  # of its own it starts none: it would give handshakes a minute
+
+        def protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+            return made
+
+        tls = self.config.ssl
+        for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                protocol,
+                sock=listener,
+                ssl=tls,
+                ssl_handshake_timeout=self._handshake if tls else None,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
         self.listening.set()
 
     async def main_loop(self) -> None:
@@ -132,7 +151,7 @@ async def _answering(
     )
     config.load()
     config.ssl = app.certificates.context if app.certificates else None
-    server = _Server(config, refresh)
+    server = _Server(config, refresh, settings.header_timeout)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await _first(serving, server.listening.wait())

@@ -577,6 +577,20 @@ def test_refusals_come_before_the_first_byte(served: Served, stream: bool) -> No
         assert got.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, VLLM])
+def test_an_answer_cannot_be_asked_to_be_longer_than_it_may_be(path: str) -> None:
+    assert request(path, '"min_tokens":7,"max_tokens":7').min_new_tokens == 7
+    with pytest.raises(errors.ValidationError, match="`min_tokens` must be at most max_tokens, 7, got 8"):
+        request(path, '"min_tokens":8,"max_tokens":7')
+    if path == CHAT:  # absent means the room that is left
+        assert request(path, '"min_tokens":17').min_new_tokens == 17
+        with pytest.raises(errors.ValidationError, match="at most max_completion_tokens, 7, got 8"):
+            request(path, '"min_tokens":8,"max_completion_tokens":7,"max_tokens":9')
+    else:
+        with pytest.raises(errors.ValidationError, match="at most max_tokens, 16, got 17"):
+            request(path, '"min_tokens":17')
+
+
 def test_biases_for_more_ids_than_there_are() -> None:
     biases = json.dumps({str(token_id): 1 for token_id in range(257)})
     with pytest.raises(errors.ValidationError, match="at most 256 ids, got 257"):

@@ -18,6 +18,14 @@ def test_they_change_nothing() -> None:
     assert call(GENERATE, PLAIN).request == call(GENERATE, UNKNOWN).request
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("/v1/completions", b'"prompt":"x"'), ("/vllm/generate", b'"prompt":"x"')]
+)
+def test_what_another_dialect_knows_is_unknown_all_the_same(path: str, prompt: bytes) -> None:
+    """OpenAI's routes and vLLM's have no `watermark`."""
+    assert call(path, b"{%b}" % prompt).request == call(path, b'{%b,"watermark":true,"typical_p":0.5}' % prompt).request
+
+
 def test_one_debug_line_names_them(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger=_fields.__name__):
         call(GENERATE, UNKNOWN)

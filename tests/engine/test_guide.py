@@ -384,7 +384,7 @@ async def test_a_limit_in_mid_answer_ends_that_request_alone(
         answers = await asyncio.wait_for(asyncio.gather(*(collect(engine, r) for r in [*hard, *easy])), 60)
         await idle(engine)
     failed = [events for events in answers[:6] if isinstance(events[-1], FailedEvent)]
-    assert failed and all(isinstance(error(events), GenerationError) for events in failed)
+    assert failed and all(isinstance(error(events), ValidationError) for events in failed)
     assert any(len(events) > 2 for events in failed), "in mid-answer"
     assert "too many states" in str(error(failed[0]))
     assert [essence(events) for events in answers[6:]] == [solo[r] for r in easy]

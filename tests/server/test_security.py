@@ -279,6 +279,18 @@ async def test_plain_http_and_old_tls_are_not_spoken_on_a_tls_port(start: Start,
     assert (await tls_post(site.port, papers.client()))[0] == 200
 
 
+async def test_a_handshake_that_does_not_come_is_cut_off(start: Start, papers: Papers):
+    """In the time that a head has, and not after a minute."""
+    site = await start(script("ok"), server={**papers.settings(), "header_timeout": 0.3})
+    for hello in (b"", b"\x16\x03\x01\x02\x00\x01"):
+        silent = await site.connect()
+        silent.writer.write(hello)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(silent.reader.read(), 20) == b""
+        silent.close()
+    assert (await tls_post(site.port, papers.client()))[0] == 200
+
+
 async def test_mutual_tls(start: Start, papers: Papers):
     """Only clients with a certificate of the right authority, and not after it was revoked."""
     good, bad = papers.client_ca.issue_cert("good@example.org"), papers.client_ca.issue_cert("bad@example.org")

@@ -421,9 +421,8 @@ class NativeEngine:
     def _end_misguided(self, scheduler: Scheduler) -> None:
         """Ends the requests whose grammar cannot be followed any further, each alone."""
         for sequence in [s for s in scheduler.running if s.guide is not None and s.guide.failed]:
-            assert sequence.guide is not None
-            error = GenerationError(f"the answer cannot go on: {sequence.guide.failed}")
-            self._hand_over([(self._streams[sequence], FailedEvent(error))])
+            assert sequence.guide is not None and sequence.guide.failed is not None
+            self._hand_over([(self._streams[sequence], FailedEvent(sequence.guide.failed))])
             self._drop(scheduler, sequence)
 
     def _await_mask(self, scheduler: Scheduler) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from interlingua.contract.errors import GenerationError, UnavailableError, ValidationError
+from interlingua.contract.errors import GenerationError, RequestError, UnavailableError, ValidationError
 from interlingua.contract.request import Grammar
 from interlingua.text.grammar import FIELD, guidance_source, refusal
 
@@ -71,14 +71,14 @@ class Guide:
         self._ends = ends  # mask of the EOS ids
         self.allowed = allowed
         self.eos_ids = eos_ids
-        self.failed = ""  # why the answer cannot go on
+        self.failed: RequestError | None = None  # why the answer cannot go on
         self.missed = False  # the mask was late for a step
         self.cost = 0.0  # seconds that the last mask took
 
     @property
     def ready(self) -> bool:
         """The mask is there, or will never be."""
-        return bool(self.allowed[-1]) or bool(self.failed)
+        return bool(self.allowed[-1]) or self.failed is not None
 
     def copy(self) -> Guide:
         """For another request, from this one's place on. This one must be ready."""
@@ -109,12 +109,14 @@ class Guide:
         if self._matcher.is_error():
             self.failed = self._reason()
         elif not (bits & ~self._ends).any() and not self._matcher.is_accepting():
-            self.failed = "its grammar leads to where no token fits"
+            self.failed = ValidationError(FIELD, "leads to where no token fits")
         else:
             self.allowed[-1] = 1  # after the bits: the native model reads it first
 
-    def _reason(self) -> str:
-        return f"its grammar cannot be followed: {self._matcher.get_error().partition(chr(10))[0][:200]}"
+    def _reason(self) -> ValidationError:
+        """Whoever sent the grammar has caused it, however late it comes out."""
+        reason = self._matcher.get_error().partition("\n")[0][:200]
+        return ValidationError(FIELD, f"cannot be followed to the end of the answer: {reason}")
 
 
 class Guides:
@@ -212,7 +214,7 @@ class Guides:
                 guide.advance(token)
             except Exception:  # ends this request alone
                 _log.exception("a mask could not be computed")
-                guide.failed = "its grammar could not be followed"
+                guide.failed = GenerationError("the answer cannot go on: its grammar could not be followed")
             if guide.missed:
                 self._notify()
 
