@@ -1,8 +1,8 @@
 """A client's grammar, checked and put into the words of llguidance.
 
 `guidance_source` is the one way in. What it lets through, llguidance follows to the letter; what it would follow
-in part alone is refused here. Of JSON Schema (draft 2020-12) that leaves `KEYWORDS`; every other keyword is an error
-that names its place, unless it is a note for people.
+in part alone is refused here. Of JSON Schema (draft 2020-12) that leaves `KEYWORDS`; its other keywords are errors
+that name their place. Names that it does not know mean nothing, as it says.
 """
 
 from __future__ import annotations
@@ -47,13 +47,17 @@ _LAYOUT: Final[Mapping[str, object]] = {
     "whitespace_flexible": False,
     "json_allowed_escapes": 'nrbtf\\"',
 }
-_DESCRIBING: Final = "title description default examples deprecated readOnly writeOnly $comment discriminator"
-_NOTES: Final = frozenset({*_DESCRIBING.split(), "contentEncoding", "contentMediaType", "contentSchema"})
+# Keywords of any draft, and OpenAPI's, that say what is allowed, and that no answer is held to.
+_CONDITIONS: Final = "not if then else contains minContains maxContains propertyNames dependencies dependentRequired"
+_LATER: Final = (
+    "dependentSchemas unevaluatedItems unevaluatedProperties additionalItems nullable divisibleBy disallow extends"
+)
+_UNFOLLOWED: Final = frozenset((*_CONDITIONS.split(), *_LATER.split()))
 _DRAFTS: Final = frozenset(
     f"json-schema.org/{draft}/schema" for draft in ("draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
 )
 _CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
-_REPEATED = re.compile(rf"\\(?:[pPxuU]\{{[^}}]*\}}|.)|{_CLASS}|(?P<twice>[*+?}}][*+])", re.DOTALL)
+_REPEATED = re.compile(rf"\\(?:[pPxuU]\{{[^}}]*\}}|.)|{_CLASS}|(?P<possessive>[*+?}}][+])", re.DOTALL)
 # Control characters but \b \t \n \f \r, as they are and as a pattern spells them.
 _NAMELESS = re.compile("[\0-\x07\x0b\x0e-\x1f\x7f]")
 _HEX = "0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF]"
@@ -120,8 +124,9 @@ def _from_regex(pattern: str) -> str:
         raise ValidationError(FIELD, "must be a regular expression, got an empty text")
     if re.search(r"(?<!\\)(?:\\\\)*\\\Z", pattern):
         raise ValidationError(FIELD, "must not end within an escape")
-    if any(match["twice"] for match in _REPEATED.finditer(pattern)):
-        raise ValidationError(FIELD, "must not repeat a repetition, as in `a**`; put the inner one in parentheses")
+    if any(match["possessive"] for match in _REPEATED.finditer(pattern)):
+        # Rust would repeat the repetition, and others would not go back into it.
+        raise ValidationError(FIELD, "must not have `+` after a repetition, as in `a*+`; put that in parentheses")
     from llguidance import LLMatcher
 
     return LLMatcher.grammar_from_regex(pattern)
@@ -223,7 +228,7 @@ class _SchemaReader:
                         written.setdefault("allOf", []).append({name: result})
                     else:
                         written[name] = result
-            elif key not in _NOTES and not key.startswith("x-") and not self._is_identity(key, value, at):
+            elif key in _UNFOLLOWED or (key.startswith("$") and not self._changes_nothing(key, value, at)):
                 raise NotSupportedError(FIELD, f"has the keyword `{key}` at {at}, which is not supported")
         self._check_together(written, at)
         listed = written.get("properties")
@@ -233,9 +238,9 @@ class _SchemaReader:
                 written["additionalProperties"] = False
         return written
 
-    def _is_identity(self, key: str, value: Any, at: str) -> bool:
-        """What says which schema this is, and changes nothing."""
-        if key in ("$defs", "definitions"):
+    def _changes_nothing(self, key: str, value: Any, at: str) -> bool:
+        """Of the standard's own words: what says which schema this is, and notes for people."""
+        if key in ("$defs", "$comment"):
             return True
         if at == "#" and key == "$schema":
             draft = str(value).removeprefix("https://").removeprefix("http://").removesuffix("#")
@@ -308,7 +313,11 @@ class _SchemaReader:
     def _inlined(self, branch: Any, at: str) -> Any:
         """A branch that is a `$ref` alone, as what it leads to: llguidance does not look through them."""
         seen = set()
-        while isinstance(branch, dict) and set(branch) - _NOTES == {"$ref"} and branch["$ref"] not in seen:
+        while (
+            isinstance(branch, dict)
+            and [key for key in branch if key in KEYWORDS] == ["$ref"]
+            and branch["$ref"] not in seen
+        ):
             at = branch["$ref"]
             seen.add(at)
             branch = self._resolve(at)
