@@ -255,7 +255,8 @@ this order, an http or https URL of at most 4,096 characters, a base64 data URI,
 | video | mp4, avi, wmv | video/mp4, video/x-msvideo, video/x-ms-wmv | 512 MiB | 512 MiB |
 | audio | mp3, wav, flac | audio/mpeg, audio/mp3, audio/x-wav, audio/wav, audio/flac | 40 MiB | 20 MiB |
 
-A model that reads text only refuses media parts. Markdown images in a string stay plain text.
+A model that reads text only refuses media parts, and nothing is fetched or opened: `ALLOWED_MEDIA_DOMAINS_ENV` and
+`/data/multimodal_inputs/` have nothing to decide yet. Markdown images in a string stay plain text.
 """
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlingua.contract.request import PreparedRequest, SamplingParams
 from interlingua.engine.native.blocks import BlockPool
-from interlingua.engine.native.scheduler import Chunk, Scheduler
+from interlingua.engine.native.scheduler import AGING_SECONDS, Chunk, Scheduler
 from interlingua.engine.native.sequence import Sequence
 
 BLOCK = 4
@@ -130,6 +130,33 @@ def test_steps(
     else:
         raise AssertionError("the work does not end")
     assert scheduler.pool.held == 0
+
+
+@pytest.mark.parametrize(("waited", "first"), [(9.9, "new"), (10.1, "old")])
+def test_who_waits_gains_a_level_every_ten_seconds(waited: float, first: str) -> None:
+    """Level 3 against 2: they meet after ten seconds, and then the older one goes first. 1 is the highest."""
+    clock = Clock()
+    scheduler = Scheduler(
+        BlockPool(9, False), block_size=BLOCK, max_batch_tokens=8, max_batch_size=1, caching=False, clock=clock
+    )
+
+    def add(name: str, priority: int) -> None:
+        request = PreparedRequest(
+            request_id=name,
+            prompt_ids=(1, 2),
+            max_new_tokens=1,
+            sampling=SamplingParams(),
+            stop_token_ids=frozenset(),
+            priority=priority,
+        )
+        scheduler.add(Sequence(request, len(scheduler.waiting), clock.now, 0, list(request.prompt_ids)))
+
+    add("old", 3)
+    clock.now = waited
+    add("new", 2)
+    assert [chunk.sequence.request.request_id for chunk in scheduler.schedule()] == [first]
+    (other,) = scheduler.waiting
+    assert other.effective_priority(1e9, AGING_SECONDS) == 1
 
 
 def test_who_is_admitted_stays() -> None:
