@@ -189,7 +189,7 @@ async def _wind_down(app: App, hurry: asyncio.Event) -> None:
     service = app.service
     service.begin_stop()
     if app.stop.begun.is_set():
-        _log.info("stopping: %d requests running, at most %g s", service.inside, app.settings.stop_grace)
+        _log.info("stopping: requests running %d, at most %g s", service.inside, app.settings.stop_grace)
     await _first(service.wait_until_empty(), hurry.wait(), seconds=app.settings.stop_grace)
     if service.inside:
         _log.warning("requests that did not end in time and are cut off: %d", service.inside)

@@ -14,6 +14,7 @@ from interlingua.contract.errors import (
 )
 from interlingua.dialects import _errors
 from interlingua.dialects._bounds import MAX_PROMPTS
+from interlingua.dialects.tgi import STATUSES
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
@@ -22,19 +23,7 @@ from interlingua.server.routes import Plane, SystemRoute
 from interlingua.service.metrics import CONTENT_TYPE
 from interlingua.service.service import ServedModel, Service
 
-_STATUSES = {
-    "request": 500,
-    "validation": 422,
-    "payload_too_large": 413,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "not_found": 404,
-    "method_not_allowed": 405,
-    "overloaded": 429,
-    "unavailable": 503,
-    "timeout": 504,
-}
-_SHAPE = {kind: (status, kind) for kind, status in _STATUSES.items()}
+_SHAPE = {**STATUSES, "forbidden": (403, "forbidden")}  # TGI knows no keys that open some routes alone
 
 
 def plain_error(error: RequestError) -> Reply:
@@ -82,8 +71,8 @@ class System:
         await exchange.reply(Reply(200, orjson.dumps(document)))
 
     async def docs(self, exchange: Exchange) -> None:
-        html = await openapi.page("/openapi.json")
-        await exchange.reply(Reply(200, html, media_type="text/html; charset=utf-8"))
+        headers = (("content-security-policy", openapi.PAGE_POLICY),)
+        await exchange.reply(Reply(200, openapi.PAGE.read_bytes(), headers, "text/html; charset=utf-8"))
 
     def _info(self, model: ServedModel) -> dict[str, Any]:
         engine = model.engine.info

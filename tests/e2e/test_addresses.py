@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from typing import Any
@@ -53,8 +54,10 @@ async def test_every_address_and_a_stop_by_route() -> None:
                     break
         assert len(pieces) == 16 and "".join(pieces) == text
 
-        status = (await ask(management, "GET", "/v1/status")).json["resource"]
-        assert status["totalNpuBlockNums"] == status["freeNpuBlockNums"] > 0 and status["runningRequestNum"] == 0
+        async with asyncio.timeout(20):  # the engine lets go of a request right after its last token has gone out
+            while (status := (await ask(management, "GET", "/v1/status")).json["resource"])["runningRequestNum"]:
+                pass
+        assert status["totalNpuBlockNums"] == status["freeNpuBlockNums"] > 0
         assert (await ask(management, "GET", "/health/timed-30")).json == {"status": "healthy"}
         figures = (await ask(management, "GET", "/metrics-json")).json["result"]
         assert all(int(entry["value"]) > 0 for entry in figures if entry["metric"][0]["__name__"] in ("TTFT", "TBT"))
@@ -64,4 +67,4 @@ async def test_every_address_and_a_stop_by_route() -> None:
         begun = time.monotonic()
         assert (await ask(management, "GET", "/stopService")).status == 200
         assert server.process.wait(30) == 0 and time.monotonic() - begun < 30
-        assert [line.partition(": ")[2] for line in server.errors] == ["stopping: 0 requests running, at most 90 s\n"]
+        assert [line.partition(": ")[2] for line in server.errors] == ["stopping: requests running 0, at most 90 s\n"]

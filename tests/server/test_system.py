@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -29,6 +31,8 @@ from interlingua.server.run import DIED, bind, listening, serve
 from interlingua.server.settings import ServerSettings
 from interlingua.service.prepare import Limits
 from interlingua.service.service import ServedModel
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 
 
 async def test_health(start: Start):
@@ -129,7 +133,27 @@ async def test_the_api_page(start: Start):
         assert path in described["paths"]
     assert "components" not in described
     page = await site.ask("GET", "/docs")
-    assert page.headers["content-type"].startswith("text/html") and b"/openapi.json" in page.body
+    assert page.headers["content-type"].startswith("text/html") and b'fetch("openapi.json")' in page.body
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(rb"https?://|//[a-z]|<link|src=|@import|innerHTML", page.body), "nothing comes from elsewhere"
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+async def test_the_api_page_in_a_browser(start: Start):
+    """Drawn by a real one, which can reach nothing but the server: every operation has its place."""
+    site = await start(server={"api_key": "mine"})
+    browser = await asyncio.create_subprocess_exec(
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"),
+        *("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"http://127.0.0.1:{site.port}/docs"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    drawn, _ = await asyncio.wait_for(browser.communicate(), 60)
+    described = (await site.ask("GET", "/openapi.json")).json
+    operations = {f"{method} {path}" for path, methods in described["paths"].items() for method in methods}
+    assert set(re.findall(r'<details id="([^"]+)"', drawn.decode())) == operations
+    assert "<code>parameters.max_new_tokens</code>" in drawn.decode(), "fields of inner objects too"
+    assert re.search(r'<label id="key">', drawn.decode()), "it asks for the key"
 
 
 async def test_the_api_page_shows_the_running_settings(start: Start):
@@ -366,7 +390,7 @@ async def test_a_signal_lets_running_work_end_and_refuses_new(caplog: pytest.Log
     assert (await idle.ask("POST", "/generate", body)).status == 503
     assert len((await running).events) == 30
     await asyncio.wait_for(serving, 10)
-    assert caplog.messages.count("stopping: 1 requests running, at most 5 s") == 1
+    assert caplog.messages.count("stopping: requests running 1, at most 5 s") == 1
     with pytest.raises(OSError):
         await Connection.open(port)
     idle.close()
