@@ -178,7 +178,8 @@ class Soak:
         if draw < VANISHING:
             await self._vanish(self._dice.randrange(1 << 20))
         elif draw < VANISHING + BAD:
-            await self._refusal(*self._dice.choice(self._bad))
+            wrong = self._dice.choice(self._bad)
+            await self._patiently(lambda: self._refusal(*wrong))  # what the model alone can tell needs a place inside
             self.report.bad += 1
         elif draw < VANISHING + BAD + LATE:
             await self._patiently(lambda: self._refusal(*self._dice.choice(self._late)))
@@ -323,7 +324,7 @@ class Soak:
         self.report.events += len(heard)
         self._compare(number, wanted.kind.joined(heard, wanted.prompt))
         status = 404 if wanted.kind.path.startswith("/v1") else 422
-        await self._refusal(wanted.kind.path, wanted.body, status)
+        await self._patiently(lambda: self._refusal(wanted.kind.path, wanted.body, status))
         self.report.bad += 1
         await self._control("load", lora_name=name, lora_path=str(self._folders[name]))
         self.report.adapters += 2

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 from byte_model import house, script
 
+from interlingua.contract.dialect import Reply
+from interlingua.contract.events import Answer
+from interlingua.dialects._openai_answers import CompletionEncoder
 from interlingua.engine.echo import Script
 from interlingua.server.app import build_app
 from interlingua.server.routes import discover
@@ -104,4 +108,26 @@ async def test_details_of_very_long_answers_are_encoded_off_the_loop():
     await app(caller.scope, caller.receive, caller.send)
     answer = json.loads(caller.sent[1]["body"])
     assert len(answer["details"]["tokens"]) == 12_000 and answer["generated_text"] == "a" * 12_000
+    await home.emptied()
+
+
+async def test_answers_with_many_choices_and_alternatives_are_encoded_off_the_loop(monkeypatch: pytest.MonkeyPatch):
+    """One choice of 20 tokens is not worth a thread; 64 of them with 5 alternatives each are."""
+    home = house(Script(ids=(97,) * 20))
+    app = build_app(home.service, discover())
+    threads: list[bool] = []
+    encode = CompletionEncoder.answer
+
+    def noted(self: CompletionEncoder, answer: Answer) -> Reply:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode(self, answer)
+
+    monkeypatch.setattr(CompletionEncoder, "answer", noted)
+    for more in ({}, {"n": 64, "logprobs": 5}):
+        body = {"prompt": "x", "max_tokens": 20, **more}
+        caller = Caller("/v1/completions", body)
+        await app(caller.scope, caller.receive, caller.send)
+        answer = json.loads(caller.sent[1]["body"])
+        assert [choice["text"] for choice in answer["choices"]] == ["a" * 20] * body.get("n", 1)
+    assert threads == [True, False]
     await home.emptied()
