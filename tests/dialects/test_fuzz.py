@@ -20,14 +20,16 @@ from served import Served
 from test_kserve import BINARY_CASES, JSON_CASES, LENGTH, ONE_FLAG, SAMPLING, binary, ids_input, text_input
 from test_native_routes import PATHS as NATIVE
 from test_openai_routes import TABLE, VLLM, body
-from wire import SETUPS, call_or_reply, find_route
-from wire_cases import COMMON, GENERATE, HF, INVOCATIONS, MINDIE, TRITON_PARAMETERS, all_cases
+from wire import SETTINGS, SETUPS, call_or_reply, find_route
+from wire_cases import COMMON, GENERATE, HF, INVOCATIONS, MINDIE, MODEL, TRITON_PARAMETERS, all_cases
 from wire_client import connect, metric, note, send
 
 from interlingua.contract.dialect import Call
 from interlingua.contract.errors import ValidationError
 from interlingua.dialects._kserve_table import INPUT_FIELDS, OUTPUT_FIELDS
 from interlingua.dialects._openai_table import CHAT_TABLE, COMPLETIONS_TABLE, VLLM_TABLE
+from interlingua.server import openapi
+from interlingua.server.routes import discover
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))  # of all tests together
 
@@ -79,7 +81,16 @@ def is_good(seed: Seed) -> bool:
 
 GOOD = {kind: [seed for seed in seeds if is_good(seed)] for kind, seeds in SEEDS.items()}
 PIECES = [b"\\ud800", b"NaN", b"1e999", b"[" * 70, b'"', b"\xff"]
-PATHS = sorted({seed.path for seeds in SEEDS.values() for seed in seeds})
+# Routes of the server's own that read a body, by their place on the page.
+SYSTEM = {
+    "/tokenize": "/tokenize",
+    "/chat_tokenize": "/chat_tokenize",
+    "/v1/tokenizer": "/v1/tokenizer",
+    f"/v2/models/{MODEL}/stopInfer": "/v2/models/{model}/stopInfer",
+    "/v2/repository/index": "/v2/repository/index",
+}
+PAGE = openapi.document(discover(), SETTINGS, key=False)["paths"]
+PATHS = sorted({*SYSTEM, *(seed.path for seeds in SEEDS.values() for seed in seeds)})
 PARAMETERS = sorted({parameter.name for parameter in (*COMMON, *MINDIE, *HF, *TRITON_PARAMETERS)})
 FIELDS = sorted({one.name for table in (CHAT_TABLE, COMPLETIONS_TABLE, VLLM_TABLE) for one in table.fields})
 TENSORS = sorted({one.name for one in (*INPUT_FIELDS, *OUTPUT_FIELDS)})
@@ -131,7 +142,9 @@ bodies = st.fixed_dictionaries(
         "prompt": prompts,
         "messages": messages | values,
         "input_id": st.lists(st.integers(-1, 260), max_size=3) | values,
-        "id": values,
+        "id": values | st.sampled_from(["a", "tiny"]),
+        "do_decode": values,
+        "ready": values,
         "stream": st.booleans() | values,
         "parameters": parameters | values,
     },
@@ -151,19 +164,28 @@ class Both:
 
     connections: Mapping[str, http.client.HTTPConnection]
     statuses: dict[str, Counter[int]] = field(default_factory=dict)  # of each dialect
-    slowest: float = 0.0  # seconds of an answer
+    slowest: tuple[float, str] = (0.0, "")  # seconds of an answer, and from where
 
-    def check(self, seed: Seed) -> None:
-        dialect, route, _ = find_route(seed.path)
-        lower = {name.lower(): value for name, value in seed.headers.items()}
-        outcome = call_or_reply(seed.path, seed.body, SETUPS[seed.setup], lower)
+    def send(self, seed: Seed, name: str) -> tuple[int, str, bytes]:
+        """(status, type, body) of the process's answer, which is counted under `name`."""
         connection = self.connections[seed.setup]
         begun = time.monotonic()
         connection.request("POST", seed.path, seed.body, dict(seed.headers))
         response = connection.getresponse()
         status, kind, answer = response.status, response.headers["content-type"], response.read()
-        self.slowest = max(self.slowest, time.monotonic() - begun)
-        self.statuses.setdefault(dialect.name, Counter())[status] += 1
+        self.slowest = max(self.slowest, (time.monotonic() - begun, seed.path))
+        self.statuses.setdefault(name, Counter())[status] += 1
+        assert status < 500
+        return status, kind, answer
+
+    def check(self, seed: Seed) -> None:
+        if seed.path in SYSTEM:
+            assert not misfit(PAGE[SYSTEM[seed.path]]["post"], *self.send(seed, "system"))
+            return
+        dialect, route, _ = find_route(seed.path)
+        lower = {name.lower(): value for name, value in seed.headers.items()}
+        outcome = call_or_reply(seed.path, seed.body, SETUPS[seed.setup], lower)
+        status, kind, answer = self.send(seed, dialect.name)
         if status != 200 or kind != "application/octet-stream":  # binary tensors
             assert not misfit(route.describe(SETUPS[seed.setup]), status, kind, answer)
         if not isinstance(outcome, Call):
@@ -191,7 +213,12 @@ def both(served: Served) -> Iterator[Both]:
         assert send(url, "/health", method="GET").status == 200
         assert metric(url, "tgi_batch_current_size") == metric(url, "tgi_queue_size") == 0
     total = sum(sum(counts.values()) for counts in fuzzed.statuses.values())
-    figures = {"requests": total, "statuses": fuzzed.statuses, "slowest_ms": round(fuzzed.slowest * 1e3, 1)}
+    figures = {
+        "requests": total,
+        "statuses": fuzzed.statuses,
+        "slowest_ms": round(fuzzed.slowest[0] * 1e3, 1),
+        "slowest_at": fuzzed.slowest[1],
+    }
     note("bodies", figures)
 
 
