@@ -1,9 +1,9 @@
 """The fuzz tests at length: 20,000 random requests to a real process.
 
-Runs tests/dialects/test_fuzz.py (raw and damaged bodies, which the decoder and the process must treat alike) and
-tests/clients/test_schemathesis.py (the OpenAPI page, with the schemas' edges) with many examples. Both fail on a 5xx,
-on an answer that does not come, on an error out of its dialect's shape, on a dead server and on a gauge that is not
-zero in the end. The last line is JSON.
+Runs tests/dialects/test_fuzz.py (raw, damaged and mixed bodies of every dialect, which the decoder and the process must
+treat alike) and tests/clients/test_schemathesis.py (the OpenAPI page, with the schemas' edges) with many examples. Both
+fail on a 5xx, on an answer that does not come, on an answer that the page does not promise, on a dead server and on a
+gauge that is not zero in the end. The last line is JSON.
 
     python bench/fuzz.py [--requests 20000]
 """
