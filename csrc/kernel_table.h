@@ -76,13 +76,23 @@ struct LinearArgs {
   int64_t slice(int32_t block) const { return slices ? slices[block] * slice_stride : 0; }
 };
 
+// How keys and values are held. A head's part of a KV block (positions p, dimensions d) is
+//   half: fp16: keys [p/16][d][p%16], values [p][d];
+//   int8: bytes plus 128: keys [p/16][d/4][p%16][d%4], values [p/4][d][p%4]; then float32 scales: 32 keys', 32 values'.
+enum class KvKind : int32_t { kHalf = 0, kInt8 = 1 };
+
+constexpr int64_t kv_head_bytes(KvKind kind, int32_t head_dim) {
+  return kind == KvKind::kHalf ? int64_t(4) * kKvBlock * head_dim : int64_t(2) * kKvBlock * (head_dim + int64_t(sizeof(float)));
+}
+
 struct AttentionArgs {
   const float* q;  // first row; row r, head h at q + r*q_stride + h*head_dim
   int64_t q_stride;
   float* out;
   int64_t out_stride;
-  const uint16_t* kv;           // this layer's part of block 0, fp16: [kv_heads][K: [2][head_dim][16], V: [32][head_dim]]
-  int64_t block_stride;         // values from one block to the next
+  KvKind kind;
+  const uint8_t* kv;            // this layer's part of block 0: [kv_heads][kv_head_bytes]
+  int64_t block_stride;         // bytes from one block to the next
   const int32_t* block_table;   // of the sequence
   int32_t position;             // absolute position of row 0
   int32_t kv_heads, head_dim;
@@ -126,8 +136,8 @@ struct KernelTable {
   // Rotates pairs (i, i + rotary/2) of each head in place: x[heads][head_dim], cos/sin [rotary/2].
   void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin);
 
-  // Rounds one head's key and value to fp16 (saturating) into place `p` of a KV block.
-  void (*store_kv)(const float* key, const float* value, int32_t head_dim, int32_t p, uint16_t* keys, uint16_t* values);
+  // Rounds one head's key and value (fp16 saturates) into place `p` of its part of a KV block.
+  void (*store_kv)(KvKind kind, const float* key, const float* value, int32_t head_dim, int32_t p, uint8_t* head);
 
   VocabStats (*vocab_stats)(const float* x, int32_t n);
 

@@ -278,13 +278,14 @@ void Model::expect_vector(int id, int32_t width, const char* what) const {
     throw std::invalid_argument(std::string(what) + " has the wrong length");
 }
 
-void Model::set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t head_dim) {
+void Model::set_kv(KvKind kind, int32_t layers, int32_t blocks, int32_t kv_heads, int32_t head_dim) {
   if (head_dim % kGroup || head_dim > 256) throw std::invalid_argument("head size must be a multiple of 32 up to 256");
+  kv_kind_ = kind;
   layers_ = layers;
   blocks_ = blocks;
   kv_heads_ = kv_heads;
   head_dim_ = head_dim;
-  kv_ = Buffer(size_t(blocks) * size_t(block_stride()) * sizeof(uint16_t));
+  kv_ = Buffer(size_t(blocks) * size_t(block_stride()));
 }
 
 int Model::add_buffer(int32_t width) { return new_buffer(width, max_rows_); }
@@ -422,7 +423,7 @@ void Model::remove_sampler(int slot) { samplers_.erase(slot); }
 
 void Model::copy_block(int32_t from, int32_t to) {
   const int64_t size = block_stride();
-  std::memcpy(kv_layer(0) + to * size, kv_layer(0) + from * size, size_t(size) * sizeof(uint16_t));
+  std::memcpy(kv_layer(0) + to * size, kv_layer(0) + from * size, size_t(size));
 }
 
 void Model::step(const StepInput& input, const StepOutput& output) {
@@ -522,7 +523,7 @@ void Model::run_rope_store(const Op& op, const StepInput& input) {
   const float* cos = vectors_[size_t(op.c)].data();
   const float* sin = vectors_[size_t(op.d)].data();
   const int32_t half = op.rotary / 2, dim = head_dim_;
-  uint16_t* pool = kv_layer(op.b);
+  uint8_t* pool = kv_layer(op.b);
   const int32_t chunk = row_chunk(input.rows, pool_.size());
   pool_.run((input.rows + chunk - 1) / chunk, [&](int32_t i, int) {
     const int32_t first = i * chunk, end = std::min(input.rows, first + chunk);
@@ -538,9 +539,8 @@ void Model::run_rope_store(const Op& op, const StepInput& input) {
       const int32_t block = input.block_tables[int64_t(sequence) * input.max_blocks + position / kKvBlock];
       const int32_t p = position % kKvBlock;
       for (int32_t h = 0; h < kv_heads_; h++, k += dim, v += dim) {
-        uint16_t* keys = pool + int64_t(block) * block_stride() + int64_t(h) * 2 * kKvBlock * dim;
-        uint16_t* values = keys + int64_t(kKvBlock) * dim;
-        kernels_->store_kv(k, v, dim, p, keys, values);
+        uint8_t* head = pool + int64_t(block) * block_stride() + int64_t(h) * kv_head_bytes(kv_kind_, dim);
+        kernels_->store_kv(kv_kind_, k, v, dim, p, head);
       }
     }
   });
@@ -562,11 +562,11 @@ void Model::plan_attention(const StepInput& input) {
 void Model::run_attention(const Op& op, const StepInput& input) {
   const FloatBuffer& qkv = buffers_[size_t(op.a)];
   const FloatBuffer& out = buffers_[size_t(op.b)];
-  const uint16_t* pool = kv_layer(op.c);
+  const uint8_t* pool = kv_layer(op.c);
   pool_.run(int32_t(tasks_.size()), [&](int32_t i, int) {
     const AttentionTask& task = tasks_[size_t(i)];
     const int32_t row = input.offsets[task.sequence];
-    const AttentionArgs args{qkv.row(row), qkv.width, out.row(row), out.width, pool, block_stride(),
+    const AttentionArgs args{qkv.row(row), qkv.width, out.row(row), out.width, kv_kind_, pool, block_stride(),
                              input.block_tables + int64_t(task.sequence) * input.max_blocks,
                              input.positions[row], kv_heads_, head_dim_, heads_per_kv_, op.window, op.f};
     kernels_->attention(args, task.kv_head, task.begin, task.end);

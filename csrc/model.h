@@ -52,7 +52,7 @@ class Model {
   // Row r of `source` becomes output `rows[r]`.
   void fill_weight(int weight, SourceFormat format, const uint8_t* source, size_t bytes, const int32_t* rows, int32_t count);
   int add_vector(const float* values, size_t count);
-  void set_kv(int32_t layers, int32_t blocks, int32_t kv_heads, int32_t head_dim);
+  void set_kv(KvKind kind, int32_t layers, int32_t blocks, int32_t kv_heads, int32_t head_dim);
 
   int add_buffer(int32_t width);                          // float32 [max_rows][width]
   int add_activations(int32_t width, bool integer, bool bf16);
@@ -92,10 +92,10 @@ class Model {
   int threads() const { return pool_.size(); }
   size_t weight_bytes() const;
   size_t kv_bytes() const { return kv_.size(); }
-  // A block's values of one layer: [kv_heads][K: [2][head_dim][16], V: [32][head_dim]].
-  const uint16_t* kv_block(int32_t layer, int32_t block) const { return kv_layer(layer) + int64_t(block) * block_stride(); }
-  size_t kv_block_values() const { return size_t(2) * kKvBlock * size_t(head_dim_) * size_t(kv_heads_); }
-  void fill_kv(uint16_t value) { std::fill_n(kv_.as<uint16_t>(), kv_.size() / sizeof(uint16_t), value); }
+  // A block's part of one layer: [kv_heads][kv_head_bytes].
+  const uint8_t* kv_block(int32_t layer, int32_t block) const { return kv_layer(layer) + int64_t(block) * block_stride(); }
+  size_t kv_layer_bytes() const { return size_t(kv_head_bytes(kv_kind_, head_dim_)) * size_t(kv_heads_); }
+  void fill_kv(uint8_t byte) { std::fill_n(kv_.data(), kv_.size(), byte); }
   int32_t kv_layers() const { return layers_; }
   int32_t kv_blocks() const { return blocks_; }
 
@@ -138,9 +138,9 @@ class Model {
   int new_activations(int32_t width, bool integer, bool bf16, int32_t rows);
   void expect_vector(int id, int32_t width, const char* what) const;
   void plan_attention(const StepInput& input);
-  // The pool is [blocks][layers][values of a block's layer]: a sequence that grows touches memory that lies together.
-  uint16_t* kv_layer(int layer) const { return kv_.as<uint16_t>() + size_t(layer) * kv_block_values(); }
-  int64_t block_stride() const { return int64_t(layers_) * int64_t(kv_block_values()); }
+  // The pool is [blocks][layers][kv_layer_bytes]: a sequence that grows touches memory that lies together.
+  uint8_t* kv_layer(int layer) const { return kv_.data() + size_t(layer) * kv_layer_bytes(); }
+  int64_t block_stride() const { return int64_t(layers_) * int64_t(kv_layer_bytes()); }
 
   const KernelTable* kernels_;
   ThreadPool pool_;
@@ -152,6 +152,7 @@ class Model {
   std::vector<FloatBuffer> buffers_;
   std::vector<ActivationBuffer> activations_;
   std::vector<Op> ops_;
+  KvKind kv_kind_ = KvKind::kHalf;
   int32_t layers_ = 0, blocks_ = 0, kv_heads_ = 0, head_dim_ = 0;
   Buffer kv_;
   std::vector<AttentionTask> tasks_;

@@ -68,14 +68,14 @@ double time_prepare(const std::string& isa, int threads, ActivationKind activati
   return least_seconds(repeat, [&] { model.step(input, {}); });
 }
 
-double time_attention(const std::string& isa, int threads, int32_t sequences, int32_t context, int32_t rows, int32_t kv_heads,
-                      int32_t heads_per_kv, int32_t head_dim, int32_t repeat) {
+double time_attention(const std::string& isa, int threads, KvKind kind, int32_t sequences, int32_t context, int32_t rows,
+                      int32_t kv_heads, int32_t heads_per_kv, int32_t head_dim, int32_t repeat) {
   if (rows > context) throw std::invalid_argument("more queries than positions");
   const int32_t heads = kv_heads * heads_per_kv, width = (heads + 2 * kv_heads) * head_dim;
   const int32_t blocks = (context + kKvBlock - 1) / kKvBlock;
   Model model(isa, threads, ActivationKind::kInt8, sequences * rows);
-  model.set_kv(1, sequences * blocks, kv_heads, head_dim);
-  model.fill_kv(0x3c00);  // memory that was never written is one page of zeros
+  model.set_kv(kind, 1, sequences * blocks, kv_heads, head_dim);
+  model.fill_kv(0x3c);  // memory that was never written is one page of zeros
   const int qkv = model.add_buffer(width), out = model.add_buffer(heads * head_dim);
   const std::vector<float> values = waves(size_t(width), 0.23f);
   for (int32_t r = 0; r < sequences * rows; r++) std::copy(values.begin(), values.end(), model.buffer_row(qkv, r));

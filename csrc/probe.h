@@ -16,8 +16,8 @@ double time_linear(const std::string& isa, int threads, WeightKind kind, Activat
 double time_prepare(const std::string& isa, int threads, ActivationKind activations, int32_t k, int32_t rows, int32_t repeat);
 
 // Least seconds of `repeat` decode steps' attention in one layer: `sequences` of `context` positions, `rows` queries each.
-double time_attention(const std::string& isa, int threads, int32_t sequences, int32_t context, int32_t rows, int32_t kv_heads,
-                      int32_t heads_per_kv, int32_t head_dim, int32_t repeat);
+double time_attention(const std::string& isa, int threads, KvKind kind, int32_t sequences, int32_t context, int32_t rows,
+                      int32_t kv_heads, int32_t heads_per_kv, int32_t head_dim, int32_t repeat);
 
 // Bytes a second that all threads together read from a buffer of `bytes`.
 double read_bandwidth(int threads, size_t bytes, int32_t repeat);

@@ -14,7 +14,7 @@ from interlingua.engine.native.load import LoadedModel, load_model
 from interlingua.hub.files import ModelFiles, from_folder
 
 F32 = npt.NDArray[np.float32]
-U16 = npt.NDArray[np.uint16]
+U8 = npt.NDArray[np.uint8]
 
 
 def load(files: ModelFiles, **options: object) -> LoadedModel:
@@ -87,7 +87,7 @@ class Runner:
         steps = [[(ids[at : at + chunk], at, blocks)] for at in range(0, len(ids), chunk)]
         return np.concatenate([self.step(step, adapters=[adapter])[0] for step in steps])
 
-    def kv(self, blocks: Seq[int], layers: int) -> list[U16]:
+    def kv(self, blocks: Seq[int], layers: int) -> list[U8]:
         return [np.array(self.model.kv_block(layer, block)) for layer in range(layers) for block in blocks]
 
 

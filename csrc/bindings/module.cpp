@@ -172,10 +172,10 @@ ByteMatrix product_of_tiles(const std::string& isa, TileProductKind kind, Matrix
   return {sums, {c.shape(0), c.shape(1)}, owner};
 }
 
-// One KV block of one layer as raw fp16, for tests of bit equality.
-nb::ndarray<nb::numpy, const uint16_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
+// One KV block of one layer as raw bytes, for tests of bit equality.
+nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
   expect(layer >= 0 && layer < model.kv_layers() && block >= 0 && block < model.kv_blocks(), "no such KV block");
-  return {model.kv_block(layer, block), {model.kv_block_values()}, nb::find(model)};
+  return {model.kv_block(layer, block), {model.kv_layer_bytes()}, nb::find(model)};
 }
 
 }  // namespace
@@ -212,11 +212,14 @@ NB_MODULE(_native, m) {
       .value("ADD", Epilogue::kAdd)
       .value("SILU_GATE", Epilogue::kSiluGate);
 
+  nb::enum_<KvKind>(m, "KvKind").value("FP16", KvKind::kHalf).value("INT8", KvKind::kInt8);
+
+  m.def("kv_head_bytes", kv_head_bytes, "kind"_a, "head_dim"_a, "Bytes of one KV head's part of a KV block in one layer.");
   m.def("time_linear", time_linear, "isa"_a, "threads"_a, "kind"_a, "activations"_a, "n"_a, "k"_a, "rows"_a, "repeat"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Least seconds of one linear layer, for bench/kernels.py.");
   m.def("time_prepare", time_prepare, "isa"_a, "threads"_a, "activations"_a, "k"_a, "rows"_a, "repeat"_a,
         nb::call_guard<nb::gil_scoped_release>(), "Least seconds of one norm and rounding, for bench/kernels.py.");
-  m.def("time_attention", time_attention, "isa"_a, "threads"_a, "sequences"_a, "context"_a, "rows"_a, "kv_heads"_a,
+  m.def("time_attention", time_attention, "isa"_a, "threads"_a, "kind"_a, "sequences"_a, "context"_a, "rows"_a, "kv_heads"_a,
         "heads_per_kv"_a, "head_dim"_a, "repeat"_a, nb::call_guard<nb::gil_scoped_release>(),
         "Least seconds of one layer's attention, for bench/kernels.py.");
   nb::enum_<TileProductKind>(m, "TileProductKind")
@@ -274,7 +277,7 @@ NB_MODULE(_native, m) {
           "weight"_a, "format"_a, "source"_a, "rows"_a)
       .def(
           "add_vector", [](Model& model, Vector<const float> v) { return model.add_vector(v.data(), v.shape(0)); }, "values"_a)
-      .def("set_kv", &Model::set_kv, "layers"_a, "blocks"_a, "kv_heads"_a, "head_dim"_a)
+      .def("set_kv", &Model::set_kv, "kind"_a, "layers"_a, "blocks"_a, "kv_heads"_a, "head_dim"_a)
       .def("add_buffer", &Model::add_buffer, "width"_a)
       .def("add_activations", &Model::add_activations, "width"_a, "integer"_a, "bf16"_a)
       .def("op_embed", &Model::op_embed, "weight"_a, "out"_a, "scale"_a)

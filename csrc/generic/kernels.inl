@@ -42,31 +42,6 @@ inline void pair_chunk(F (&acc)[R], const uint16_t* b, int64_t pair_stride, cons
   for (int r = 0; r < R; r++) acc[r] = add(acc[r], add(even[r], odd[r]));
 }
 
-// The same sum over fp16 rows, `stride` values apart: 32 inputs, even and odd ones in chains of their own, for B blocks of
-// 16 lanes, `next` values apart (several at once, so that few queries still make enough chains).
-template <int R, int B>
-inline void half_chunk(F (&acc)[B][R], const uint16_t* b, int64_t stride, int64_t next, const float* a, int64_t a_stride) {
-  F even[B][R], odd[B][R];
-  for (int j = 0; j < B; j++)
-    for (int r = 0; r < R; r++) even[j][r] = odd[j][r] = splat(0.0f);
-  for (int i = 0; i < kGroup; i += 2) {
-    F be[B], bo[B];
-    for (int j = 0; j < B; j++) {
-      be[j] = load_half(b + i * stride + j * next);
-      bo[j] = load_half(b + (i + 1) * stride + j * next);
-    }
-    for (int r = 0; r < R; r++) {
-      const F ae = splat(a[r * a_stride + i]), ao = splat(a[r * a_stride + i + 1]);
-      for (int j = 0; j < B; j++) {
-        even[j][r] = fma(be[j], ae, even[j][r]);
-        odd[j][r] = fma(bo[j], ao, odd[j][r]);
-      }
-    }
-  }
-  for (int j = 0; j < B; j++)
-    for (int r = 0; r < R; r++) acc[j][r] = add(acc[j][r], add(even[j][r], odd[j][r]));
-}
-
 // --- linear --------------------------------------------------------------------------------------------------------------
 // y of one 16-block for R rows, into tile[r][16].
 template <int R>
@@ -309,142 +284,7 @@ void prepare(const float* x, int32_t k, const float* norm, float eps, const Acti
   }
 }
 
-// --- attention -------------------------------------------------------------------------------------------------------------
-// One numerics for decode, prefill chunks and recomputation: positions are cut into absolute blocks of 256; each block's
-// (max, sum, out) is computed alone from zero and merged in ascending order. Scores and outputs use half_chunk.
-constexpr int kMaxHeadDim = 256;
-constexpr int kQueryTile = 6;
-constexpr float kMasked = -1e30f;
-
-struct SoftmaxState {
-  float max, sum;
-  float out[kMaxHeadDim];
-};
-
-// Keys or values of one head in a block: a page, where the hardware's own prefetching ends.
-inline void prefetch_head(const uint16_t* values, int32_t dim) {
-  for (int32_t i = 0; i < kKvBlock * dim; i += 32) prefetch(values + i);
-}
-
-// `kAhead`: the next block's keys and this one's values are asked for while the keys are multiplied. It is for few queries,
-// which wait for memory; many find what they need in the cache.
-template <int Q, bool kAhead>
-inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
-  constexpr int B = Q <= kWideQueries ? 2 : 1;  // blocks of lanes at once: both share each query value's broadcast
-  const int32_t dim = args.head_dim, group = args.heads_per_kv;
-  const int64_t head_size = 2 * int64_t(kKvBlock) * dim;
-  alignas(64) float queries[Q][kMaxHeadDim];
-  alignas(64) float scores[Q][kAttentionBlock];
-  int32_t last[Q], first[Q];
-  float* target[Q];
-  alignas(64) SoftmaxState state[Q];
-  int32_t end = 0, start = 0x7fffffff;
-  for (int r = 0; r < Q; r++) {
-    const int32_t row = (begin + r) / group, head = kv_head * group + (begin + r) % group;
-    const float* q = args.q + row * args.q_stride + int64_t(head) * dim;
-    for (int32_t i = 0; i < dim; i += kLanes) store(queries[r] + i, mul(load(q + i), splat(args.scale)));
-    target[r] = args.out + row * args.out_stride + int64_t(head) * dim;
-    last[r] = args.position + row;
-    first[r] = args.window > 0 && last[r] >= args.window ? last[r] - args.window + 1 : 0;
-    end = last[r] + 1 > end ? last[r] + 1 : end;
-    start = first[r] < start ? first[r] : start;
-    state[r].max = kMasked;
-    state[r].sum = 0.0f;
-    for (int32_t i = 0; i < dim; i += kLanes) store(state[r].out + i, splat(0.0f));
-  }
-  for (int32_t base = start / kAttentionBlock * kAttentionBlock; base < end; base += kAttentionBlock) {
-    const int32_t limit = end - base < kAttentionBlock ? end - base : kAttentionBlock;
-    const int32_t skip = start > base ? (start - base) / kKvBlock : 0;  // KV blocks that no query sees (freed, perhaps)
-    const int32_t blocks = (limit + kKvBlock - 1) / kKvBlock;
-    const int32_t* table = args.block_table + base / kKvBlock;
-    // Scores, 16 positions at a time.
-    for (int32_t b = skip; b < blocks; b++) {
-      const uint16_t* keys = args.kv + table[b] * args.block_stride + kv_head * head_size;
-      if (kAhead) {
-        if (b + 1 < blocks) prefetch_head(args.kv + table[b + 1] * args.block_stride + kv_head * head_size, dim);
-        prefetch_head(keys + int64_t(kKvBlock) * dim, dim);
-      }
-      for (int half = 0; half < 2; half += B) {
-        F acc[B][Q];
-        for (int j = 0; j < B; j++)
-          for (int r = 0; r < Q; r++) acc[j][r] = splat(0.0f);
-        for (int32_t d = 0; d < dim; d += kGroup)
-          half_chunk<Q, B>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes, int64_t(kLanes) * dim,
-                           &queries[0][d], kMaxHeadDim);
-        for (int j = 0; j < B; j++)
-          for (int r = 0; r < Q; r++) store(&scores[r][b * kKvBlock + (half + j) * kLanes], acc[j][r]);
-      }
-    }
-    // Softmax of the block, each query with its own limits.
-    float block_max[Q], block_sum[Q];
-    const int32_t from = skip * kKvBlock, to = blocks * kKvBlock;
-    for (int r = 0; r < Q; r++) {
-      // Only the ends of the range can be out of a query's sight.
-      for (int32_t i = last[r] - base + 1 > from ? last[r] - base + 1 : from; i < to; i++) scores[r][i] = kMasked;
-      for (int32_t i = from; i < to && base + i < first[r]; i++) scores[r][i] = kMasked;
-      F m = splat(kMasked);
-      for (int32_t i = from; i < to; i += kLanes) m = fmax(m, load(&scores[r][i]));
-      block_max[r] = max_lanes(m);
-      F sum = splat(0.0f);
-      for (int32_t i = from; i < to; i += kLanes) {
-        const F x = load(&scores[r][i]);
-        const F p = zero_below(x, 0.5f * kMasked, exp_lanes(sub(x, splat(block_max[r]))));
-        store(&scores[r][i], p);
-        sum = add(sum, p);
-      }
-      block_sum[r] = sum_lanes(sum);
-    }
-    float keep[Q], take[Q];
-    for (int r = 0; r < Q; r++) {
-      const float m = block_max[r] > state[r].max ? block_max[r] : state[r].max;
-      alignas(64) float factors[kLanes] = {state[r].max - m, block_max[r] - m};
-      store(factors, exp_lanes(load(factors)));
-      keep[r] = factors[0];
-      take[r] = factors[1];
-      state[r].sum = state[r].sum * keep[r] + block_sum[r] * take[r];
-      state[r].max = m;
-    }
-    // Outputs, B * 16 dimensions at a time (head_dim is a multiple of 32).
-    for (int32_t d = 0; d < dim; d += B * kLanes) {
-      F acc[B][Q];
-      for (int j = 0; j < B; j++)
-        for (int r = 0; r < Q; r++) acc[j][r] = splat(0.0f);
-      for (int32_t b = skip; b < blocks; b++) {
-        const uint16_t* values =
-            args.kv + table[b] * args.block_stride + kv_head * head_size + int64_t(kKvBlock) * dim;
-        half_chunk<Q, B>(acc, values + d, dim, kLanes, &scores[0][b * kKvBlock], kAttentionBlock);
-      }
-      for (int j = 0; j < B; j++)
-        for (int r = 0; r < Q; r++) {
-          float* out = state[r].out + d + j * kLanes;
-          store(out, add(mul(load(out), splat(keep[r])), mul(acc[j][r], splat(take[r]))));
-        }
-    }
-  }
-  for (int r = 0; r < Q; r++) {
-    const F inverse = splat(1.0f / state[r].sum);
-    for (int32_t d = 0; d < dim; d += kLanes) store(target[r] + d, mul(load(state[r].out + d), inverse));
-  }
-}
-
-template <bool kAhead>
-inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t count) {
-  switch (count) {
-    case 5: attention_tile<5, kAhead>(args, kv_head, begin); break;
-    case 4: attention_tile<4, kAhead>(args, kv_head, begin); break;
-    case 3: attention_tile<3, kAhead>(args, kv_head, begin); break;
-    case 2: attention_tile<2, kAhead>(args, kv_head, begin); break;
-    case 1: attention_tile<1, kAhead>(args, kv_head, begin); break;
-    default: break;
-  }
-}
-
-void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
-  if (end - begin < kQueryTile) return attention_rest<true>(args, kv_head, begin, end - begin);
-  int32_t i = begin;
-  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<kQueryTile, false>(args, kv_head, i);
-  attention_rest<false>(args, kv_head, i, end - i);
-}
+#include "generic/attention.inl"
 
 void rope(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin) {
   const int32_t half = rotary / 2;
@@ -454,17 +294,6 @@ void rope(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float
       x[i] = a * cos[i] - b * sin[i];
       x[i + half] = b * cos[i] + a * sin[i];
     }
-  }
-}
-
-void store_kv(const float* key, const float* value, int32_t head_dim, int32_t p, uint16_t* keys, uint16_t* values) {
-  const F most = splat(65504.0f), least = splat(-65504.0f);
-  alignas(64) uint16_t half[kLanes];
-  uint16_t* column = keys + int64_t(p / kLanes) * kLanes * head_dim + p % kLanes;
-  for (int32_t d = 0; d < head_dim; d += kLanes) {
-    store_half(half, fmax(fmin(load(key + d), most), least));
-    for (int i = 0; i < kLanes; i++) column[(d + i) * kLanes] = half[i];
-    store_half(values + int64_t(p) * head_dim + d, fmax(fmin(load(value + d), most), least));
   }
 }
 

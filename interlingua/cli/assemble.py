@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 # Options that one engine alone has a use for. Given to the other, they would be ignored in silence.
 _ENGINES_OWN = {
-    "native": ("threads", "isa", "activations", "speculate", "quantize"),
+    "native": ("threads", "isa", "activations", "kv_cache_dtype", "speculate", "quantize"),
     "vllm": ("vllm_arg",),
 }
 _DEFAULT_BATCH_TOKENS = BY_NAME["max_batch_tokens"].default
@@ -194,6 +194,7 @@ def _engine(options: Options, files: ModelFiles, tokenizer: Tokenizer, bar: Weig
         NativeOptions(
             threads=options.threads,
             activations=cast(Literal["int8", "int16"], options.activations),
+            kv_cache_dtype=cast(Literal["fp16", "int8"], options.kv_cache_dtype),
             quantize=cast(Literal["auto", "none", "int8", "int4"], options.quantize),
             kv_memory=options.kv_memory,
             max_batch_tokens=options.max_batch_tokens,

@@ -204,6 +204,13 @@ class Options:
         "float32 quality)",
         commands=_LOAD,
     )
+    kv_cache_dtype: str = _option(
+        Choice("fp16", "int8"),
+        "fp16",
+        Group.ENGINE,
+        "how keys and values are kept: int8 takes half the memory and half the reading, for a little quality",
+        commands=_LOAD,
+    )
     speculate: int = _option(
         Integer(0, 64),
         6,

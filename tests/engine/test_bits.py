@@ -22,9 +22,17 @@ def random_ids(seed: int, count: int, vocab: int) -> list[int]:
     return [draw.randrange(3, vocab) for _ in range(count)]
 
 
-@pytest.fixture(scope="module", params=["int8", "int16", "bf16"])
+NUMERICS = {
+    "int8": {"activations": "int8"},
+    "int16": {"activations": "int16"},
+    "bf16": {"quantize": "none"},
+    "int8 with int8 KV": {"activations": "int8", "kv_cache_dtype": "int8"},
+}
+
+
+@pytest.fixture(scope="module", params=list(NUMERICS))
 def numerics(request: pytest.FixtureRequest) -> dict[str, str]:
-    return {"quantize": "none"} if request.param == "bf16" else {"activations": request.param}
+    return NUMERICS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -89,20 +97,18 @@ def test_scalar_reference(tmp_path: Path) -> None:
     for variant in ("biases", "sliding_window", "gqa_tied"):
         folder = write_tiny_model(variant, tmp_path / variant)
         for quantize in ("auto", "int8", "int4"):
-            for activations in ("int8", "int16"):
+            for activations, kv in (("int8", "fp16"), ("int16", "fp16"), ("int8", "int8")):
                 ids = random_ids(5, 70, 90)
-                results = [
-                    Runner(load_folder(folder, isa=tier, quantize=quantize, activations=activations)).sequence(ids)
-                    for tier in kernel_names()
-                ]
+                options = {"quantize": quantize, "activations": activations, "kv_cache_dtype": kv}
+                results = [Runner(load_folder(folder, isa=tier, **options)).sequence(ids) for tier in kernel_names()]
                 for tier, result in zip(kernel_names(), results, strict=True):
-                    assert np.array_equal(result, results[0]), f"{variant} {quantize} {activations}: {tier}"
+                    assert np.array_equal(result, results[0]), f"{variant} {options}: {tier}"
 
 
-@pytest.mark.parametrize("activations", ["int8", "int16"])
-def test_prefill_equals_decode(demo_files: ModelFiles, activations: str) -> None:
+@pytest.mark.parametrize("options", [options for name, options in NUMERICS.items() if name != "bf16"])
+def test_prefill_equals_decode(demo_files: ModelFiles, options: dict[str, str]) -> None:
     """Prefill of n tokens = prefill of n-k and decode of k, logits and KV, for k = 1..64."""
-    loaded = load(demo_files, activations=activations, kv_memory=1 << 30)
+    loaded = load(demo_files, **options, kv_memory=1 << 30)
     runner = Runner(loaded)
     n = 100
     ids = random_ids(3, n, 40000)

@@ -15,16 +15,18 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 # mean KL in nats and share of equal top tokens that each numerics must reach (docs/numerics.md has the figures)
 QUALITY = {
-    ("auto", "int8"): (4e-3, 0.95),
-    ("auto", "int16"): (1e-5, 0.995),
-    ("none", "int8"): (3e-4, 0.985),  # weights widened to bf16, bf16 activations
+    ("auto", "int8", "fp16"): (4e-3, 0.95),
+    ("auto", "int16", "fp16"): (1e-5, 0.995),
+    ("none", "int8", "fp16"): (3e-4, 0.985),  # weights widened to bf16, bf16 activations
+    ("auto", "int8", "int8"): (4e-3, 0.95),
+    ("auto", "int16", "int8"): (1e-3, 0.97),
 }
 
 
-@pytest.mark.parametrize(("quantize", "activations"), QUALITY)
-def test_smollm2(demo_files: ModelFiles, quantize: str, activations: str) -> None:
+@pytest.mark.parametrize(("quantize", "activations", "kv"), QUALITY)
+def test_smollm2(demo_files: ModelFiles, quantize: str, activations: str, kv: str) -> None:
     golden = np.load(GOLDEN / "smollm2_logits.npz")
-    runner = Runner(load(demo_files, quantize=quantize, activations=activations))
+    runner = Runner(load(demo_files, quantize=quantize, activations=activations, kv_cache_dtype=kv))
     divergences, agreements = [], []
     for i, length in enumerate(golden["prompt_lengths"]):
         ids = golden["prompt_ids"][i][:length].tolist() + golden["continuation_ids"][i].tolist()
@@ -39,8 +41,8 @@ def test_smollm2(demo_files: ModelFiles, quantize: str, activations: str) -> Non
         prompt = log_softmax(logits[: length - 1])[np.arange(length - 1), ids[1:length]]
         assert np.abs(prompt - golden["prompt_logprobs"][i][1:length]).max() < 1.5
     kl, agreement = float(np.mean(divergences)), float(np.mean(agreements))
-    print(f"{quantize}/{activations}: mean KL {kl:.2e}, top token equal {agreement:.1%}")
-    limit, least = QUALITY[(quantize, activations)]
+    print(f"{quantize}/{activations}/{kv} KV: mean KL {kl:.2e}, top token equal {agreement:.1%}")
+    limit, least = QUALITY[(quantize, activations, kv)]
     assert kl <= limit
     assert agreement >= least
 

@@ -60,13 +60,21 @@ class Epilogue(enum.Enum):
 
     SILU_GATE = 2
 
+class KvKind(enum.Enum):
+    FP16 = 0
+
+    INT8 = 1
+
+def kv_head_bytes(kind: KvKind, head_dim: int) -> int:
+    """Bytes of one KV head's part of a KV block in one layer."""
+
 def time_linear(isa: str, threads: int, kind: WeightKind, activations: ActivationKind, n: int, k: int, rows: int, repeat: int) -> float:
     """Least seconds of one linear layer, for bench/kernels.py."""
 
 def time_prepare(isa: str, threads: int, activations: ActivationKind, k: int, rows: int, repeat: int) -> float:
     """Least seconds of one norm and rounding, for bench/kernels.py."""
 
-def time_attention(isa: str, threads: int, sequences: int, context: int, rows: int, kv_heads: int, heads_per_kv: int, head_dim: int, repeat: int) -> float:
+def time_attention(isa: str, threads: int, kind: KvKind, sequences: int, context: int, rows: int, kv_heads: int, heads_per_kv: int, head_dim: int, repeat: int) -> float:
     """Least seconds of one layer's attention, for bench/kernels.py."""
 
 class TileProductKind(enum.Enum):
@@ -129,7 +137,7 @@ class Model:
 
     def add_vector(self, values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
 
-    def set_kv(self, layers: int, blocks: int, kv_heads: int, head_dim: int) -> None: ...
+    def set_kv(self, kind: KvKind, layers: int, blocks: int, kv_heads: int, head_dim: int) -> None: ...
 
     def add_buffer(self, width: int) -> int: ...
 
@@ -173,7 +181,7 @@ class Model:
     @staticmethod
     def op_kinds() -> list[str]: ...
 
-    def kv_block(self, layer: int, block: int) -> Annotated[NDArray[numpy.uint16], dict(shape=(None,), writable=False)]: ...
+    def kv_block(self, layer: int, block: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), writable=False)]: ...
 
     @property
     def kernels(self) -> str: ...

@@ -48,6 +48,7 @@ from interlingua.hub.files import ModelFiles
 _log = logging.getLogger(__name__)
 
 Numerics = Literal["int8", "int16"]
+KvCacheType = Literal["fp16", "int8"]
 
 # The engine thread needs the interpreter after every step; at the default of 5 ms a busy event loop would hold it up.
 _SWITCH_INTERVAL = 0.0005
@@ -60,6 +61,7 @@ class NativeOptions:
 
     threads: int = 0
     activations: Numerics = "int8"
+    kv_cache_dtype: KvCacheType = "fp16"
     quantize: Quantize = "auto"
     kv_memory: int | None = None
     max_batch_tokens: int = 512

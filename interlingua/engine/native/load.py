@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from interlingua.contract.engine import EngineInfo
 from interlingua.contract.errors import ModelError
 from interlingua.engine.native import models
-from interlingua.engine.native._native import KV_BLOCK, ActivationKind, Model, WeightKind
+from interlingua.engine.native._native import KV_BLOCK, ActivationKind, KvKind, Model, WeightKind, kv_head_bytes
 from interlingua.engine.native.config import ModelConfig
 from interlingua.engine.native.memory import available_memory
 from interlingua.engine.native.ops import AdaptableLinear, Built
@@ -28,6 +28,7 @@ KV_SHARE = 0.25  # of the memory that is free once the weights are packed
 KV_CONTEXTS = 8
 KV_TOKENS = 65_536  # eight short contexts would be too few for many streams
 _NUMERICS = {"int8": ActivationKind.INT8, "int16": ActivationKind.INT16}
+_KV_KINDS = {"fp16": KvKind.FP16, "int8": KvKind.INT8}
 _KIND_NAMES = {WeightKind.INT4: "int4", WeightKind.INT8: "int8", WeightKind.BF16: "bfloat16"}
 
 
@@ -136,7 +137,7 @@ def load_model(
         # The pool is mapped before the program refers to it; its pages are touched as tokens arrive.
         context = _context(config, options)
         pool = _kv_pool(config, options, size)
-        model.set_kv(config.layers, pool.blocks, config.kv_heads, config.padded_head)
+        model.set_kv(_KV_KINDS[options.kv_cache_dtype], config.layers, pool.blocks, config.kv_heads, config.padded_head)
         built = family.build(model, config, checkpoint, WeightLoader(model, options.quantize, packed), context, gguf)
     except MemoryError:
         raise ModelError(f"not enough memory for model {files.name}") from None
@@ -152,7 +153,7 @@ def load_model(
         device="cpu",
         description=(
             f"{config.architecture}, {numerics} activations, {describe(model.kernels)} kernels, {threads} threads, "
-            f"weights {model.weight_bytes / 1e6:.0f} MB, {pool}"
+            f"weights {model.weight_bytes / 1e6:.0f} MB, {options.kv_cache_dtype} {pool}"
         ),
     )
     return LoadedModel(model, config, info, pool.blocks, built.adaptable)
@@ -189,7 +190,8 @@ def _check_memory(files: ModelFiles, options: NativeOptions) -> int:
 
 def _kv_pool(config: ModelConfig, options: NativeOptions, weights: int) -> KvPool:
     """What was asked for, else a share of free memory up to `KV_CONTEXTS`; by default at least one full context."""
-    block_bytes = config.layers * config.kv_heads * config.padded_head * 2 * 2 * KV_BLOCK  # k and v, fp16
+    head_bytes = kv_head_bytes(_KV_KINDS[options.kv_cache_dtype], config.padded_head)
+    block_bytes = config.layers * config.kv_heads * head_bytes
     free = max(0, available_memory() - weights)
     if options.kv_memory is not None:
         if options.kv_memory < block_bytes:

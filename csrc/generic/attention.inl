@@ -1,0 +1,378 @@
+// Attention over paged keys and values, in each form that they are held in (KvKind). Included by kernels.inl.
+//
+// One numerics for decode, prefill chunks and recomputation: positions are cut into absolute blocks of 256; each block's
+// (max, sum, out) is computed alone from zero and merged in ascending order.
+
+constexpr int kMaxHeadDim = 256;
+constexpr int kQueryTile = 6;
+constexpr float kMasked = -1e30f;
+
+// The KV blocks of one attention block that a tile of queries looks at, for one KV head.
+struct KvSpan {
+  const AttentionArgs& args;
+  const int32_t* table;  // of the attention block's first KV block
+  int32_t head_offset;   // bytes to the head's part
+  int32_t from, to;      // KV blocks
+
+  const uint8_t* head(int32_t block) const { return args.kv + table[block] * args.block_stride + head_offset; }
+};
+
+// A head's part of a KV block lies on a page or two, where the hardware's own prefetching ends.
+inline void prefetch_range(const uint8_t* bytes, int32_t count) {
+  for (int32_t i = 0; i < count; i += 64) prefetch(bytes + i);
+}
+
+// The next block's keys and this one's values, asked for while this one's keys are multiplied.
+inline void prefetch_ahead(const KvSpan& span, int32_t block, int32_t key_bytes, int32_t head_bytes) {
+  if (block + 1 < span.to) prefetch_range(span.head(block + 1), key_bytes);
+  prefetch_range(span.head(block) + key_bytes, head_bytes - key_bytes);
+}
+
+// A form of KV offers, for R queries: `set_query`; `scores`, of all positions of a span; `weigh`, what softmax weights p of
+// 16 positions become; `set_weight`, which takes those of the span's positions and the largest of them; and `outputs`,
+// kBlocks * 16 dimensions from d on. Blocks of lanes share each query value's broadcast: few queries still make enough chains.
+
+// --- fp16 ------------------------------------------------------------------------------------------------------------
+// Sums over fp16 rows, `stride` values apart: chains of 32 inputs, even and odd ones apart, all from zero; the chains' sums
+// are added in ascending order. The lanes' blocks lie `next` values apart.
+template <int R, int B>
+inline void half_chunk(F (&acc)[B][R], const uint16_t* b, int64_t stride, int64_t next, const float* a, int64_t a_stride) {
+  F even[B][R], odd[B][R];
+  for (int j = 0; j < B; j++)
+    for (int r = 0; r < R; r++) even[j][r] = odd[j][r] = splat(0.0f);
+  for (int i = 0; i < kGroup; i += 2) {
+    F be[B], bo[B];
+    for (int j = 0; j < B; j++) {
+      be[j] = load_half(b + i * stride + j * next);
+      bo[j] = load_half(b + (i + 1) * stride + j * next);
+    }
+    for (int r = 0; r < R; r++) {
+      const F ae = splat(a[r * a_stride + i]), ao = splat(a[r * a_stride + i + 1]);
+      for (int j = 0; j < B; j++) {
+        even[j][r] = fma(be[j], ae, even[j][r]);
+        odd[j][r] = fma(bo[j], ao, odd[j][r]);
+      }
+    }
+  }
+  for (int j = 0; j < B; j++)
+    for (int r = 0; r < R; r++) acc[j][r] = add(acc[j][r], add(even[j][r], odd[j][r]));
+}
+
+inline void scale_query(const float* q, int32_t dim, float scale, float* out) {
+  for (int32_t i = 0; i < dim; i += kLanes) store(out + i, mul(load(q + i), splat(scale)));
+}
+
+template <int R>
+struct HalfKv {
+  static constexpr int kBlocks = R <= kWideQueries ? 2 : 1;
+  alignas(64) float queries[R][kMaxHeadDim];
+  const float* weights[R];
+
+  void set_query(int r, const float* q, int32_t dim, float scale) { scale_query(q, dim, scale, queries[r]); }
+
+  template <bool kAhead>
+  void scores(const KvSpan& span, float (*out)[kAttentionBlock]) const {
+    constexpr int B = kBlocks;
+    const int32_t dim = span.args.head_dim, key_bytes = kKvBlock * dim * 2;
+    for (int32_t b = span.from; b < span.to; b++) {
+      if (kAhead) prefetch_ahead(span, b, key_bytes, 2 * key_bytes);
+      const uint16_t* keys = reinterpret_cast<const uint16_t*>(span.head(b));
+      for (int half = 0; half < 2; half += B) {
+        F acc[B][R];
+        for (int j = 0; j < B; j++)
+          for (int r = 0; r < R; r++) acc[j][r] = splat(0.0f);
+        for (int32_t d = 0; d < dim; d += kGroup)
+          half_chunk<R, B>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes, int64_t(kLanes) * dim,
+                           &queries[0][d], kMaxHeadDim);
+        for (int j = 0; j < B; j++)
+          for (int r = 0; r < R; r++) store(&out[r][b * kKvBlock + (half + j) * kLanes], acc[j][r]);
+      }
+    }
+  }
+
+  F weigh(int32_t, F p) const { return p; }
+  void set_weight(int r, const KvSpan&, const float* p, F) { weights[r] = p; }
+
+  void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
+    constexpr int B = kBlocks;
+    const int32_t dim = span.args.head_dim;
+    for (int j = 0; j < B; j++)
+      for (int r = 0; r < R; r++) acc[j][r] = splat(0.0f);
+    for (int32_t b = span.from; b < span.to; b++) {
+      const uint16_t* values = reinterpret_cast<const uint16_t*>(span.head(b)) + int64_t(kKvBlock) * dim;
+      half_chunk<R, B>(acc, values + d, dim, kLanes, weights[0] + b * kKvBlock, kAttentionBlock);
+    }
+  }
+};
+
+// --- int8 ------------------------------------------------------------------------------------------------------------
+// Sums of integers are exact, so their order is free: queries and softmax weights are rounded to 16 bits (two int8 terms),
+// each with one scale, and multiplied with the bytes of keys and values. 256 products of 16 and 8 bits fit into 31.
+constexpr float kTermRange = 32512.0f;
+
+// 16-bit integers of up to 256 values as high and low terms: value = scale * (256*high + low).
+struct TwoTerms {
+  alignas(64) int8_t high[kMaxHeadDim], low[kMaxHeadDim];
+  float scale;
+  int32_t sum;  // of the integers
+
+  // Rounds values [from, to), multiples of 16; `peak` is the largest of their magnitudes.
+  void round(const float* x, int32_t from, int32_t to, float peak) {
+    const bool zero = !(peak > 1e-30f);
+    const F inverse = splat(zero ? 0.0f : kTermRange / peak);
+    I total = int_splat(0);
+    for (int32_t i = from; i < to; i += kLanes) {
+      const I q = to_int(mul(load(x + i), inverse));
+      const I h = int_shift_right_8(int_add(q, int_splat(128)));
+      int_store_bytes(high + i, h);
+      int_store_bytes(low + i, int_sub(q, int_shift_left_8(h)));
+      total = int_add(total, q);
+    }
+    scale = zero ? 0.0f : peak / kTermRange;
+    sum = int_sum_lanes(total);
+  }
+};
+
+inline float peak_of(const float* x, int32_t from, int32_t to) {
+  F peak = splat(0.0f);
+  for (int32_t i = from; i < to; i += kLanes) peak = fmax(peak, absolute(load(x + i)));
+  return max_lanes(peak);
+}
+
+// The exact sum of products with bytes that are stored plus 128, from the sums of both terms' products.
+inline I join_terms(I high, I low, int32_t sum) {
+  return int_sub(int_add(int_shift_left_8(high), low), int_splat(128 * sum));
+}
+
+inline void round_query(const float* q, int32_t dim, float scale, TwoTerms& out) {
+  alignas(64) float scaled[kMaxHeadDim];
+  scale_query(q, dim, scale, scaled);
+  out.round(scaled, 0, dim, peak_of(scaled, 0, dim));
+}
+
+struct Int8Head {  // a head's part of a KV block
+  const uint8_t *keys, *values;
+  const float *key_scales, *value_scales;
+
+  Int8Head(const uint8_t* head, int32_t dim)
+      : keys(head),
+        values(head + kKvBlock * dim),
+        key_scales(reinterpret_cast<const float*>(head + 2 * kKvBlock * dim)),
+        value_scales(key_scales + kKvBlock) {}
+};
+
+template <int R>
+struct Int8Kv {
+  static constexpr int kBlocks = 2 * R <= kWideQueries ? 2 : 1;
+  TwoTerms queries[R], weights[R];
+  alignas(64) float value_scales[kAttentionBlock];  // of the span's positions
+
+  void set_query(int r, const float* q, int32_t dim, float scale) { round_query(q, dim, scale, queries[r]); }
+
+  template <bool kAhead>
+  void scores(const KvSpan& span, float (*out)[kAttentionBlock]) {
+    constexpr int B = kBlocks;
+    const int32_t dim = span.args.head_dim;
+    for (int32_t b = span.from; b < span.to; b++) {
+      if (kAhead) prefetch_ahead(span, b, kKvBlock * dim, int32_t(kv_head_bytes(KvKind::kInt8, dim)));
+      const Int8Head head(span.head(b), dim);
+      for (int i = 0; i < kKvBlock; i += kLanes) store(value_scales + b * kKvBlock + i, load(head.value_scales + i));
+      for (int half = 0; half < 2; half += B) {
+        I c[B][R], e[B][R];
+        for (int j = 0; j < B; j++)
+          for (int r = 0; r < R; r++) c[j][r] = e[j][r] = int_splat(0);
+        for (int32_t d = 0; d < dim; d += 4) {
+          W w[B];
+          for (int j = 0; j < B; j++) w[j] = load_bytes(head.keys + ((half + j) * dim + d) * kLanes);
+          for (int r = 0; r < R; r++)
+            for (int j = 0; j < B; j++) {
+              c[j][r] = dot_u8s8(c[j][r], w[j], queries[r].high + d);
+              e[j][r] = dot_u8s8(e[j][r], w[j], queries[r].low + d);
+            }
+        }
+        for (int j = 0; j < B; j++) {
+          const F scales = load(head.key_scales + (half + j) * kLanes);
+          for (int r = 0; r < R; r++)
+            store(&out[r][b * kKvBlock + (half + j) * kLanes],
+                  mul(to_float(join_terms(c[j][r], e[j][r], queries[r].sum)), mul(scales, splat(queries[r].scale))));
+        }
+      }
+    }
+  }
+
+  // The values' scales go into the weights, before these are rounded.
+  F weigh(int32_t i, F p) const { return mul(p, load(value_scales + i)); }
+  void set_weight(int r, const KvSpan& span, const float* p, F peak) {
+    weights[r].round(p, span.from * kKvBlock, span.to * kKvBlock, max_lanes(peak));
+  }
+
+  void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
+    constexpr int B = kBlocks;
+    const int32_t dim = span.args.head_dim;
+    I c[B][R], e[B][R];
+    for (int j = 0; j < B; j++)
+      for (int r = 0; r < R; r++) c[j][r] = e[j][r] = int_splat(0);
+    for (int32_t b = span.from; b < span.to; b++) {
+      const uint8_t* values = Int8Head(span.head(b), dim).values + d * 4;
+      for (int p = 0; p < kKvBlock; p += 4, values += dim * 4) {
+        W w[B];
+        for (int j = 0; j < B; j++) w[j] = load_bytes(values + j * kLanes * 4);
+        for (int r = 0; r < R; r++)
+          for (int j = 0; j < B; j++) {
+            c[j][r] = dot_u8s8(c[j][r], w[j], weights[r].high + b * kKvBlock + p);
+            e[j][r] = dot_u8s8(e[j][r], w[j], weights[r].low + b * kKvBlock + p);
+          }
+      }
+    }
+    for (int j = 0; j < B; j++)
+      for (int r = 0; r < R; r++)
+        acc[j][r] = mul(to_float(join_terms(c[j][r], e[j][r], weights[r].sum)), splat(weights[r].scale));
+  }
+};
+
+// --- softmax and merge -----------------------------------------------------------------------------------------------
+struct SoftmaxState {
+  float max, sum;
+  float out[kMaxHeadDim];
+};
+
+// `kAhead` asks for KV before it is needed: for few queries, which wait for memory; many find it in the cache.
+template <template <int> class Form, int R, bool kAhead>
+inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
+  constexpr int B = Form<R>::kBlocks;
+  const int32_t dim = args.head_dim, group = args.heads_per_kv;
+  Form<R> form;
+  alignas(64) float scores[R][kAttentionBlock];
+  int32_t last[R], first[R];
+  float* target[R];
+  alignas(64) SoftmaxState state[R];
+  int32_t end = 0, start = 0x7fffffff;
+  for (int r = 0; r < R; r++) {
+    const int32_t row = (begin + r) / group, head = kv_head * group + (begin + r) % group;
+    form.set_query(r, args.q + row * args.q_stride + int64_t(head) * dim, dim, args.scale);
+    target[r] = args.out + row * args.out_stride + int64_t(head) * dim;
+    last[r] = args.position + row;
+    first[r] = args.window > 0 && last[r] >= args.window ? last[r] - args.window + 1 : 0;
+    end = last[r] + 1 > end ? last[r] + 1 : end;
+    start = first[r] < start ? first[r] : start;
+    state[r].max = kMasked;
+    state[r].sum = 0.0f;
+    for (int32_t i = 0; i < dim; i += kLanes) store(state[r].out + i, splat(0.0f));
+  }
+  const int32_t head_offset = int32_t(kv_head * kv_head_bytes(args.kind, dim));
+  for (int32_t base = start / kAttentionBlock * kAttentionBlock; base < end; base += kAttentionBlock) {
+    const int32_t limit = end - base < kAttentionBlock ? end - base : kAttentionBlock;
+    // KV blocks before the first that a query sees may be free by now.
+    const KvSpan span{args, args.block_table + base / kKvBlock, head_offset, start > base ? (start - base) / kKvBlock : 0,
+                      (limit + kKvBlock - 1) / kKvBlock};
+    form.template scores<kAhead>(span, scores);
+    // Softmax of the block, each query with its own limits.
+    float block_max[R], block_sum[R];
+    const int32_t from = span.from * kKvBlock, to = span.to * kKvBlock;
+    for (int r = 0; r < R; r++) {
+      // Only the ends of the range can be out of a query's sight.
+      for (int32_t i = last[r] - base + 1 > from ? last[r] - base + 1 : from; i < to; i++) scores[r][i] = kMasked;
+      for (int32_t i = from; i < to && base + i < first[r]; i++) scores[r][i] = kMasked;
+      F m = splat(kMasked);
+      for (int32_t i = from; i < to; i += kLanes) m = fmax(m, load(&scores[r][i]));
+      block_max[r] = max_lanes(m);
+      F sum = splat(0.0f), peak = splat(0.0f);
+      for (int32_t i = from; i < to; i += kLanes) {
+        const F x = load(&scores[r][i]);
+        const F p = zero_below(x, 0.5f * kMasked, exp_lanes(sub(x, splat(block_max[r])))), weight = form.weigh(i, p);
+        store(&scores[r][i], weight);
+        sum = add(sum, p);
+        peak = fmax(peak, weight);
+      }
+      block_sum[r] = sum_lanes(sum);
+      form.set_weight(r, span, scores[r], peak);
+    }
+    float keep[R], take[R];
+    for (int r = 0; r < R; r++) {
+      const float m = block_max[r] > state[r].max ? block_max[r] : state[r].max;
+      alignas(64) float factors[kLanes] = {state[r].max - m, block_max[r] - m};
+      store(factors, exp_lanes(load(factors)));
+      keep[r] = factors[0];
+      take[r] = factors[1];
+      state[r].sum = state[r].sum * keep[r] + block_sum[r] * take[r];
+      state[r].max = m;
+    }
+    for (int32_t d = 0; d < dim; d += B * kLanes) {  // head_dim is a multiple of 32
+      F acc[B][R];
+      form.outputs(span, d, acc);
+      for (int j = 0; j < B; j++)
+        for (int r = 0; r < R; r++) {
+          float* out = state[r].out + d + j * kLanes;
+          store(out, add(mul(load(out), splat(keep[r])), mul(acc[j][r], splat(take[r]))));
+        }
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    const F inverse = splat(1.0f / state[r].sum);
+    for (int32_t d = 0; d < dim; d += kLanes) store(target[r] + d, mul(load(state[r].out + d), inverse));
+  }
+}
+
+template <template <int> class Form, bool kAhead>
+inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t count) {
+  switch (count) {
+    case 5: attention_tile<Form, 5, kAhead>(args, kv_head, begin); break;
+    case 4: attention_tile<Form, 4, kAhead>(args, kv_head, begin); break;
+    case 3: attention_tile<Form, 3, kAhead>(args, kv_head, begin); break;
+    case 2: attention_tile<Form, 2, kAhead>(args, kv_head, begin); break;
+    case 1: attention_tile<Form, 1, kAhead>(args, kv_head, begin); break;
+    default: break;
+  }
+}
+
+template <template <int> class Form>
+inline void attention_form(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  if (end - begin < kQueryTile) return attention_rest<Form, true>(args, kv_head, begin, end - begin);
+  int32_t i = begin;
+  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<Form, kQueryTile, false>(args, kv_head, i);
+  attention_rest<Form, false>(args, kv_head, i, end - i);
+}
+
+inline void attention_generic(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  args.kind == KvKind::kHalf ? attention_form<HalfKv>(args, kv_head, begin, end)
+                             : attention_form<Int8Kv>(args, kv_head, begin, end);
+}
+
+// --- store -----------------------------------------------------------------------------------------------------------
+inline void store_half_kv(const float* key, const float* value, int32_t dim, int32_t p, uint8_t* head) {
+  const F most = splat(65504.0f), least = splat(-65504.0f);
+  uint16_t* keys = reinterpret_cast<uint16_t*>(head);
+  uint16_t* values = keys + int64_t(kKvBlock + p) * dim;
+  uint16_t* column = keys + int64_t(p / kLanes) * kLanes * dim + p % kLanes;
+  alignas(64) uint16_t half[kLanes];
+  for (int32_t d = 0; d < dim; d += kLanes) {
+    store_half(half, fmax(fmin(load(key + d), most), least));
+    for (int i = 0; i < kLanes; i++) column[(d + i) * kLanes] = half[i];
+    store_half(values + d, fmax(fmin(load(value + d), most), least));
+  }
+}
+
+// Rounds to bytes with one scale, and gives the scale.
+inline float round_bytes(const float* x, int32_t dim, int8_t* out) {
+  const float peak = peak_of(x, 0, dim);
+  const bool zero = !(peak > 1e-30f);
+  const F inverse = splat(zero ? 0.0f : 127.0f / peak);
+  for (int32_t i = 0; i < dim; i += kLanes)
+    int_store_bytes(out + i, to_int(mul(load(x + i), inverse)));
+  return zero ? 0.0f : peak / 127.0f;
+}
+
+inline void store_int8_kv(const float* key, const float* value, int32_t dim, int32_t p, uint8_t* head) {
+  alignas(64) int8_t bytes[kMaxHeadDim];
+  float* scales = reinterpret_cast<float*>(head + 2 * kKvBlock * dim) + p;
+  scales[0] = round_bytes(key, dim, bytes);
+  uint8_t* keys = head + p / kLanes * kLanes * dim + p % kLanes * 4;
+  for (int32_t d = 0; d < dim; d++) keys[d / 4 * 4 * kLanes + d % 4] = uint8_t(bytes[d] + 128);
+  scales[kKvBlock] = round_bytes(value, dim, bytes);
+  uint8_t* values = head + (kKvBlock + p / 4 * 4) * dim + p % 4;
+  for (int32_t d = 0; d < dim; d++) values[d * 4] = uint8_t(bytes[d] + 128);
+}
+
+void store_kv(KvKind kind, const float* key, const float* value, int32_t head_dim, int32_t p, uint8_t* head) {
+  (kind == KvKind::kHalf ? store_half_kv : store_int8_kv)(key, value, head_dim, p, head);
+}
