@@ -1,6 +1,6 @@
 """Times whole steps of the native engine: decode of 1..128 rows at 200 tokens of context, and prefill of one prompt.
 
-    .venv/bin/python bench/engine_steps.py [--activations int16] [--isa avx512] [--threads 2] [MODEL]
+    .venv/bin/python bench/engine_steps.py [--activations int16] [--kv int8] [--isa avx512] [--threads 2] [MODEL]
 
 Prints one JSON line per case: rows, median and least milliseconds, rows per second.
 """
@@ -44,13 +44,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m-instruct")
     parser.add_argument("--activations", default="int8", choices=["int8", "int16"])
+    parser.add_argument("--kv", default="fp16", choices=["fp16", "int8"])
     parser.add_argument("--quantize", default="auto")
     parser.add_argument("--isa")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--repeat", type=int, default=15)
     args = parser.parse_args()
     options = NativeOptions(
-        activations=args.activations, quantize=args.quantize, isa=args.isa, threads=args.threads, max_batch_tokens=2048
+        activations=args.activations,
+        kv_cache_dtype=args.kv,
+        quantize=args.quantize,
+        isa=args.isa,
+        threads=args.threads,
+        max_batch_tokens=2048,
     )
     loaded = load_model(resolve(args.model), options)
     blocks = -(-2048 // KV_BLOCK)
@@ -67,6 +73,7 @@ def main() -> None:
             "case": name,
             "kernels": loaded.model.kernels,
             "activations": args.activations,
+            "kv": args.kv,
             "ms_median": round(median * 1e3, 2),
             "ms_least": round(times[0] * 1e3, 2),
             "rows_per_s": round(rows / median),

@@ -18,6 +18,7 @@ from results import keep, machine
 
 from interlingua.engine.native._native import (
     ActivationKind,
+    KvKind,
     WeightKind,
     kernel_names,
     read_bandwidth,
@@ -80,17 +81,20 @@ def main() -> None:
         seconds = time_prepare(isa, threads, ActivationKind.INT8, 576, rows, repeat)
         show(case="norm and rounding", isa=isa, rows=rows, us=round(seconds * 1e6, 1))
     for sequences, context, rows in ((1, 200, 1), (32, 200, 1), (1, 8000, 1), (1, 512, 512), (1, 2048, 2048)):
-        seconds = time_attention(isa, threads, sequences, context, rows, 3, 3, 64, max(repeat // (1 + rows // 256), 3))
         visible = sequences * sum(range(context - rows + 1, context + 1))
-        show(
-            case="attention",
-            isa=isa,
-            sequences=sequences,
-            context=context,
-            rows=rows,
-            us=round(seconds * 1e6, 1),
-            gflops=round(4 * 64 * 9 * visible / seconds / 1e9),
-        )
+        for kv in (KvKind.FP16, KvKind.INT8):
+            times = max(repeat // (1 + rows // 256), 3)
+            seconds = time_attention(isa, threads, kv, sequences, context, rows, 3, 3, 64, times)
+            show(
+                case="attention",
+                isa=isa,
+                kv=kv.name.lower(),
+                sequences=sequences,
+                context=context,
+                rows=rows,
+                us=round(seconds * 1e6, 1),
+                gflops=round(4 * 64 * 9 * visible / seconds / 1e9),
+            )
 
 
 if __name__ == "__main__":

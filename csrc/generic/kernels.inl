@@ -3,7 +3,7 @@
 //   registers). Order of float operations is fixed here and
 //   nowhere else: this is what makes all tiers agree bit for bit.
 //
-// An ISA file may define INTERLINGUA_OWN_LINEAR and bring a `linear` of its own that gives the same bits.
+// `linear` and `attention` are the ISA file's own: linear_generic and attention_generic, or what gives the same bits.
 
 // --- exp ---------------------------------------------------------------------------------------------------------------
 // exp(x) for x <= 88: Cody-Waite reduction and a degree-6 polynomial; 0 below -87. Relative error under 2e-7.

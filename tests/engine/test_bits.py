@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from native_runner import F32, Runner, load, load_folder
-from tiny_models import write_tiny_model
+from tiny_models import VARIANTS, TinyModel, write_tiny_model
 
 from interlingua.engine.native._native import kernel_names
 from interlingua.engine.native.load import LoadedModel
@@ -103,6 +103,21 @@ def test_scalar_reference(tmp_path: Path) -> None:
                 results = [Runner(load_folder(folder, isa=tier, **options)).sequence(ids) for tier in kernel_names()]
                 for tier, result in zip(kernel_names(), results, strict=True):
                     assert np.array_equal(result, results[0]), f"{variant} {options}: {tier}"
+
+
+@pytest.mark.parametrize("head", [64, 96, 128, 256])
+def test_head_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: int) -> None:
+    """Both forms of KV on every tier, past a block of attention, with a window that starts within one."""
+    window = {"sliding_window": 270, "architectures": ["MistralForCausalLM"]}
+    model = TinyModel({"head_dim": head, "max_position_embeddings": 512, **window})
+    monkeypatch.setitem(VARIANTS, "head", model)
+    folder = write_tiny_model("head", tmp_path)
+    ids = random_ids(head, LENGTH, 90)
+    for kv in ("fp16", "int8"):
+        whole = [Runner(load_folder(folder, isa=tier, kv_cache_dtype=kv)).sequence(ids) for tier in kernel_names()]
+        pieces = Runner(load_folder(folder, kv_cache_dtype=kv)).sequence(ids, chunk=37)
+        for tier, result in zip([*kernel_names(), "chunks"], [*whole, pieces], strict=True):
+            assert np.array_equal(result, whole[0]), f"{kv} KV: {tier}"
 
 
 @pytest.mark.parametrize("options", [options for name, options in NUMERICS.items() if name != "bf16"])

@@ -64,6 +64,17 @@ def test_tiny(name: str, tmp_path: Path) -> None:
     assert (ours.argmax(1) == theirs.argmax(1)).mean() >= 0.95
 
 
+def test_tiny_int8_kv(tmp_path: Path) -> None:
+    """Heads, windows and biases that int8 keys and values must stand."""
+    golden = np.load(GOLDEN / "tiny_logits.npz")
+    for name in ("mha_untied", "mqa_three_heads", "narrow_head", "wide_head", "sliding_window", "biases"):
+        ids, theirs = golden[f"{name}.ids"].tolist(), log_softmax(golden[f"{name}.logits"])
+        ours = log_softmax(Runner(load_folder(write_tiny_model(name, tmp_path / name), kv_cache_dtype="int8")).sequence(ids))
+        kl = float((np.exp(theirs) * (theirs - ours)).sum(1).mean())
+        print(f"{name}: mean KL {kl:.2e} with int8 KV")
+        assert kl <= 1e-3
+
+
 def test_tiny_quantised(tmp_path: Path) -> None:
     """Requantised weights are another model, but not far away; int8 stays close."""
     golden = np.load(GOLDEN / "tiny_logits.npz")

@@ -165,6 +165,8 @@ void linear(const LinearArgs& args, int32_t begin, int32_t end) {
   tile_release();
 }
 
+#include "isa/amx/attention.inl"
+
 // One product as an instruction computes it.
 void tile_product(const TileProduct& product) {
   TileConfig config;
