@@ -69,7 +69,8 @@ def test_tiny_int8_kv(tmp_path: Path) -> None:
     golden = np.load(GOLDEN / "tiny_logits.npz")
     for name in ("mha_untied", "mqa_three_heads", "narrow_head", "wide_head", "sliding_window", "biases"):
         ids, theirs = golden[f"{name}.ids"].tolist(), log_softmax(golden[f"{name}.logits"])
-        ours = log_softmax(Runner(load_folder(write_tiny_model(name, tmp_path / name), kv_cache_dtype="int8")).sequence(ids))
+        loaded = load_folder(write_tiny_model(name, tmp_path / name), kv_cache_dtype="int8")
+        ours = log_softmax(Runner(loaded).sequence(ids))
         kl = float((np.exp(theirs) * (theirs - ours)).sum(1).mean())
         print(f"{name}: mean KL {kl:.2e} with int8 KV")
         assert kl <= 1e-3
