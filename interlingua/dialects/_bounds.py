@@ -17,6 +17,7 @@ MAX_TOOL_CALLS = 128  # of a message
 MAX_ARGUMENTS = 262_144  # characters of one call's arguments
 MAX_CHOICES = 16_384  # of `guided_choice`
 MAX_TENSORS = 32  # inputs, or outputs, of a request
+MAX_FIELDS = 131_072  # of a protobuf message, inner ones counted; a packed list is one
 
 # What JSON outside of strings may hold: bytes to count, how many, and what they stand for.
 BODY = (

@@ -114,7 +114,7 @@ def json_type(value: object) -> str:
 
 def show(value: object) -> str:
     """A parsed value for a message: scalars as JSON of at most 80 characters, containers by their type."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"an array of {len(value)}"
     if isinstance(value, dict):
         return "an object"

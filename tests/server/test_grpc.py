@@ -13,7 +13,8 @@ import pytest
 from byte_model import NAME, House, house, script, served
 from server_site import Start
 
-from interlingua.contract.errors import ModelError
+from interlingua.contract.errors import ModelError, ValidationError
+from interlingua.dialects import _bounds as most
 from interlingua.engine.echo import Script
 from interlingua.server.app import build_app
 from interlingua.server.routes import discover
@@ -53,6 +54,73 @@ async def infer(address: str, **more: Any) -> str:
 async def someone_inside(home: House) -> None:
     while not home.service.inside:  # noqa: ASYNC110 - the service has no event for it
         await asyncio.sleep(0.01)
+
+
+def many_inputs(count: int) -> bytes:
+    return infer_request().SerializeToString() + b"\x2a\x00" * count
+
+
+def many_parameters(count: int) -> bytes:
+    request = infer_request()
+    for number in range(count):
+        request.parameters[str(number)].bool_param = True
+    return request.SerializeToString()
+
+
+def many_texts(count: int) -> bytes:
+    request = infer_request()
+    request.inputs[0].contents.bytes_contents.extend([b""] * count)
+    return request.SerializeToString()
+
+
+def many_sizes(count: int) -> bytes:
+    request = infer_request()
+    request.inputs[0].shape.extend([1] * count)
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("bomb", [many_inputs, many_parameters, many_texts, many_sizes, lambda n: b"\x0b" * n])
+async def test_messages_of_too_many_parts(start: Start, bomb: Callable[[int], bytes]):
+    """Refused before they are parsed, by calls and by streams, with a short answer; and counted."""
+    site = await start(script("ok"), server={"grpc_port": 0})
+    data = bomb(1_000_000)
+    async with grpc.aio.insecure_channel(site.app.addresses["gRPC"]) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(data, timeout=20)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and len(caught.value.details()) < 200
+        answers = pb.ModelStreamInferResponse.FromString
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        stream = channel.stream_stream(path, response_deserializer=answers)([data, infer_request().SerializeToString()])
+        first, second = [response async for response in stream]
+        if not first.error_message:  # they run side by side
+            first, second = second, first
+        assert first.error_message == caught.value.details() and not second.error_message
+    assert site.home.service.metrics.failures == {"validation": 2}
+    await site.home.emptied()
+
+
+def test_messages_are_walked_over_as_they_are_parsed():
+    """The number of fields is right to the last one, and what is no message is refused in words."""
+    from interlingua.server.rpc import wire
+
+    for bomb in (many_inputs, many_parameters, many_texts):
+        # A parameter is an entry of a map with a key and a value, which holds one field itself.
+        fields = {many_parameters: 4}.get(bomb, 1)
+        own = 6  # model_name, the input, its name, datatype, shape and contents
+        room = most.MAX_FIELDS - own - 1  # and its text
+        assert wire.parse(pb.ModelInferRequest, bomb(room // fields)) == pb.ModelInferRequest.FromString(
+            bomb(room // fields)
+        )
+        with pytest.raises(ValidationError, match="at most 131072 fields"):
+            wire.parse(pb.ModelInferRequest, bomb(room // fields + 1))
+    for data in (
+        b"\xff" * 70_000,
+        b"\x0a\xff\xff\x7f" + b"x" * 70_000,
+        b"\x08" * 3,
+        infer_request("x" * 70_000).SerializeToString()[:-9],
+    ):
+        with pytest.raises(ValidationError, match="not valid protobuf"):
+            wire.parse(pb.ModelInferRequest, data)
 
 
 async def test_keys(start: Start):

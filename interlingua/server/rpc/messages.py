@@ -79,6 +79,8 @@ def _tensors(request: pb.ModelInferRequest) -> Iterator[Tensor]:
         )
     for at, tensor in enumerate(request.inputs):
         place = f"inputs[{at}]"
+        if len(tensor.shape) > 2:  # before millions of them are read
+            raise ValidationError(f"{place}.shape", f"must be one or two integers, got {len(tensor.shape)}")
         head = TensorHead.read(place, tensor.name, tensor.datatype, tuple(tensor.shape), _parameters(tensor.parameters))
         if not raw:
             yield Tensor.of_json(head, _contents(head, tensor.contents))
@@ -89,6 +91,10 @@ def _tensors(request: pb.ModelInferRequest) -> Iterator[Tensor]:
 
 
 def _contents(head: TensorHead, contents: pb.InferTensorContents) -> list[Any]:
+    given = {BOOL: len(contents.bool_contents), BYTES: len(contents.bytes_contents)}
+    if (count := given.get(head.datatype, len(contents.uint_contents))) != head.elements:  # likewise
+        problem = f"must hold as many elements as its shape, {head.elements}, got {count}"
+        raise ValidationError(f"{head.place}.data", problem)
     if head.datatype == BOOL:
         return list(contents.bool_contents)
     if head.datatype != BYTES:

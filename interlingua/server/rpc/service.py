@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from interlingua.contract.errors import (
     GenerationError,
@@ -30,7 +31,7 @@ from interlingua.dialects.triton import VERSION, check_model
 from interlingua.server import kserve
 from interlingua.server.middleware import beside, check_authorization
 from interlingua.server.rpc import kserve_pb2 as pb
-from interlingua.server.rpc import messages, tls
+from interlingua.server.rpc import messages, tls, wire
 
 if TYPE_CHECKING:
     from interlingua.server.app import App
@@ -51,7 +52,7 @@ _CODES: Mapping[str, grpc.StatusCode] = {
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
-In = TypeVar("In")
+In = TypeVar("In", bound=Message)
 Out = TypeVar("Out")
 
 
@@ -64,10 +65,9 @@ class InferenceService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         def unary(method: Callable[[Any], Awaitable[Any]], request: type[Any], *, key: bool = False) -> Any:
+            # Without a deserializer methods get the bytes, and parse them where it holds up nobody.
             return grpc.unary_unary_rpc_method_handler(
-                self._guarded(method, key=key),
-                request_deserializer=request.FromString,
-                response_serializer=_serialize,
+                self._guarded(method, request, key=key), response_serializer=_serialize
             )
 
         return grpc.method_handlers_generic_handler(
@@ -82,9 +82,7 @@ class InferenceService:
                 "RepositoryIndex": unary(self.repository_index, pb.RepositoryIndexRequest, key=True),
                 "ModelInfer": unary(self.model_infer, pb.ModelInferRequest, key=True),
                 "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
-                    self.model_stream_infer,
-                    request_deserializer=pb.ModelInferRequest.FromString,
-                    response_serializer=_serialize,
+                    self.model_stream_infer, response_serializer=_serialize
                 ),
             },
         )
@@ -126,7 +124,7 @@ class InferenceService:
         return await self._whole(inference, arrived)
 
     async def model_stream_infer(
-        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+        self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Answers the stream's requests as they come, side by side; responses are told apart by their ids.
 
@@ -146,7 +144,7 @@ class InferenceService:
             with contextlib.suppress(asyncio.CancelledError):
                 await reader
 
-    async def _answer_all(self, requests: AsyncIterator[pb.ModelInferRequest], outbox: _Outbox) -> None:
+    async def _answer_all(self, requests: AsyncIterator[bytes], outbox: _Outbox) -> None:
         """Decodes one request after the other, so that a stream holds one message at a time, and runs them together."""
 
         async def answer(request: pb.ModelInferRequest, inference: Inference, arrived: float) -> None:
@@ -163,8 +161,10 @@ class InferenceService:
 
         try:
             async with asyncio.TaskGroup() as group:
-                async for request in requests:
+                async for data in requests:
+                    request = pb.ModelInferRequest()
                     try:
+                        request = await self._read(pb.ModelInferRequest, data)
                         inference, arrived = await self._inference(request)
                     except Exception as error:
                         await outbox.put(_failed(request, error))
@@ -212,19 +212,30 @@ class InferenceService:
         check_model(model.name, name, version or VERSION)
         return model
 
-    def _guarded(self, method: Callable[[In], Awaitable[Out]], *, key: bool) -> Callable[[In, Context], Awaitable[Out]]:
-        """`method` whose errors become status codes, and which asks for the key if `key`."""
+    def _guarded(
+        self, method: Callable[[In], Awaitable[Out]], request: type[In], *, key: bool
+    ) -> Callable[[bytes, Context], Awaitable[Out]]:
+        """`method` over its request's bytes, whose errors become status codes, and which asks for the key if `key`."""
 
-        async def call(request: In, context: Context) -> Out:
+        async def call(data: bytes, context: Context) -> Out:
             if key:
                 await self._check_key(context)
             try:
-                return await method(request)
+                return await method(await self._read(request, data))
             except Exception as error:
                 await _abort(context, _known(error))
                 raise
 
         return call
+
+    async def _read(self, kind: type[In], data: bytes) -> In:
+        """Raises ValidationError, counted as refused where it was to be an inference."""
+        try:
+            return await wire.read(kind, data)
+        except InterlinguaError as error:
+            if kind is pb.ModelInferRequest:
+                self._service.metrics.refused(error.kind)
+            raise
 
     async def _check_key(self, context: Context) -> None:
         given = dict(context.invocation_metadata() or ())
