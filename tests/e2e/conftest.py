@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS.parent / "bench"), str(TESTS / "cli")]
+sys.path[:0] = [str(TESTS.parent / "bench"), str(TESTS / "cli"), str(TESTS / "dialects")]
 
 from server import Server, running  # noqa: E402 - found on the path above
 
