@@ -26,12 +26,19 @@ constexpr int kWideQueries = 6;  // up to so many queries take two blocks of lan
 constexpr int32_t kTileRowsInt = 9, kTileRowsBf16 = 3;
 constexpr int32_t kMaxGroups = 512;  // inputs up to 16,384 per layer go through the unpacked buffer at once
 
-// Tiles: 0, 1 sums; 2, 3 inputs (16 rows of 32 bytes, or of 32 bf16); 4 weights (int8: 8 rows; bf16: 16 rows).
-inline void configure(bool bf16) {
+// Tiles of integer products: 0, 1 sums; 2, 3 inputs (16 rows of 32 bytes); 4 weights (8 rows).
+inline void configure_int() {
   TileConfig config;
   for (int t = 0; t < 2; t++) config.set(t, 16, 64);
-  for (int t = 2; t < 4; t++) config.set(t, 16, bf16 ? 64 : 32);
-  config.set(4, bf16 ? 16 : 8, 64);
+  for (int t = 2; t < 4; t++) config.set(t, 16, 32);
+  config.set(4, 8, 64);
+  tile_configure(config);
+}
+
+// Tiles of bf16 products, whole ones: 0 to 3 sums; 4 inputs (16 rows of 32); 5 to 7 weights (16 rows of pairs).
+inline void configure_bf16() {
+  TileConfig config;
+  for (int t = 0; t < kTileCount; t++) config.set(t, 16, 64);
   tile_configure(config);
 }
 
@@ -94,44 +101,101 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
   for (int r = 0; r < 16; r++) store(tile[r], acc[r]);
 }
 
-inline void tile_block_bf16(const LinearArgs& args, const uint8_t* b, int64_t slice, int32_t row, float (*tile)[kLanes]) {
-  const int32_t groups = (args.weight.k + kGroup - 1) / kGroup;  // half a group meets inputs that are zero
-  const uint16_t* a = args.in.bf16 + slice + Activations::at(row, 0, groups) * kGroup;
-  tile_zero<0>();
-  for (int32_t g = 0; g < groups; g++) {
-    tile_load<4>(b + int64_t(g) * 1024, 64);
-    tile_load<2>(a + int64_t(g) * 512, 64);
-    tile_dpbf16ps<0, 2, 4>();
+template <int J>
+inline void multiply_bf16(bool own, const uint16_t* a, const uint8_t* b) {
+  constexpr int kWeights = 5 + J % 3;
+  if (own) tile_load<4>(a, 64);  // else the block before has loaded them
+  tile_load<kWeights>(b, 64);
+  tile_dpbf16ps<J, 4, kWeights>();
+}
+
+// N 16-blocks over 16 rows. A product waits for the one before it in its tile of sums, which takes the tile unit three
+// times as long as the product itself: hence up to four tiles of sums.
+template <int N>
+inline void tile_blocks_bf16(const LinearArgs& args, int32_t block, int32_t row, float (*tiles)[kTileRows][kLanes]) {
+  constexpr int64_t kWeightTile = 16 * 4 * kLanes, kInputTile = kTileRows * kGroup;
+  const int32_t k = args.weight.k, whole = k / kGroup, groups = (k + kGroup - 1) / kGroup;
+  const uint8_t* weights[N];
+  const uint16_t* inputs[N];
+  bool own[N];  // inputs that are not those of the block before
+  for (int j = 0; j < N; j++) {
+    weights[j] = args.weight.quants + int64_t(block + j) * k * kLanes * 2;
+    inputs[j] = args.in.bf16 + args.slice(block + j) + Activations::at(row, 0, groups) * kGroup;
+    own[j] = !j || inputs[j] != inputs[j - 1];
   }
-  tile_store<0>(tile, 64);
+  const auto multiply = [&](int32_t g, const uint8_t* const (&b)[N]) {
+    multiply_bf16<0>(own[0], inputs[0] + g * kInputTile, b[0]);
+    if constexpr (N > 1) multiply_bf16<1>(own[1], inputs[1] + g * kInputTile, b[1]);
+    if constexpr (N > 2) multiply_bf16<2>(own[2], inputs[2] + g * kInputTile, b[2]);
+    if constexpr (N > 3) multiply_bf16<3>(own[3], inputs[3] + g * kInputTile, b[3]);
+  };
+  tile_zero<0>();
+  if constexpr (N > 1) tile_zero<1>();
+  if constexpr (N > 2) tile_zero<2>();
+  if constexpr (N > 3) tile_zero<3>();
+  for (int32_t g = 0; g < whole; g++) {
+    const uint8_t* b[N];
+    for (int j = 0; j < N; j++) b[j] = weights[j] + g * kWeightTile;
+    multiply(g, b);
+  }
+  if (whole < groups) {  // half a group: what follows in memory belongs to others
+    alignas(64) uint8_t padded[N][kWeightTile] = {};
+    const uint8_t* b[N];
+    for (int j = 0; j < N; j++) {
+      __builtin_memcpy(padded[j], weights[j] + whole * kWeightTile, kWeightTile / 2);
+      b[j] = padded[j];
+    }
+    multiply(whole, b);
+  }
+  tile_store<0>(tiles[0], 64);
+  if constexpr (N > 1) tile_store<1>(tiles[1], 64);
+  if constexpr (N > 2) tile_store<2>(tiles[2], 64);
+  if constexpr (N > 3) tile_store<3>(tiles[3], 64);
+}
+
+template <int N>
+inline void linear_blocks_bf16(const LinearArgs& args, int32_t block) {
+  alignas(64) float tiles[N][kTileRows][kLanes];
+  for (int32_t row = 0; row < args.rows; row += kTileRows) {
+    const int rows = args.rows - row < kTileRows ? args.rows - row : kTileRows;
+    tile_blocks_bf16<N>(args, block, row, tiles);
+    if (args.epilogue == Epilogue::kSiluGate)
+      for (int j = 0; j + 1 < N; j += 2) finish_gate(args, block + j, row, rows, tiles[j], tiles[j + 1]);
+    else
+      for (int j = 0; j < N; j++) finish_block(args, block + j, row, rows, tiles[j]);
+  }
+}
+
+void linear_bf16(const LinearArgs& args, int32_t begin, int32_t end) {
+  configure_bf16();
+  int32_t block = begin;
+  for (; block + 4 <= end; block += 4) linear_blocks_bf16<4>(args, block);
+  switch (end - block) {
+    case 3: linear_blocks_bf16<3>(args, block); break;
+    case 2: linear_blocks_bf16<2>(args, block); break;
+    case 1: linear_blocks_bf16<1>(args, block); break;
+    default: break;
+  }
+  tile_release();
 }
 
 // A weight block ready for the tile unit: int4 is unpacked once for all rows.
 struct TileWeights {
   const uint8_t* bytes;
   const uint8_t* scales;
-  int64_t slice;  // bf16 alone: where its inputs begin
 };
 
 inline TileWeights open_block(const LinearArgs& args, int32_t block, uint8_t* buffer) {
   const Weight& w = args.weight;
   const int64_t groups = w.k / kGroup;
-  switch (w.kind) {
-    case WeightKind::kInt4:
-      unpack_int4(w.quants + block * groups * 256, int32_t(groups), buffer);
-      return {buffer, w.scales + block * groups * 64, 0};
-    case WeightKind::kInt8:
-      return {w.quants + block * groups * 512, w.scales + block * groups * 32, 0};
-    default:
-      return {w.quants + int64_t(block) * w.k * kLanes * 2, nullptr, args.slice(block)};
-  }
+  if (w.kind == WeightKind::kInt8) return {w.quants + block * groups * 512, w.scales + block * groups * 32};
+  unpack_int4(w.quants + block * groups * 256, int32_t(groups), buffer);
+  return {buffer, w.scales + block * groups * 64};
 }
 
 inline void tile_block(const LinearArgs& args, TileWeights w, int32_t row, float (*tile)[kLanes]) {
   const bool two = args.kind == ActivationKind::kInt16;
-  if (args.weight.kind == WeightKind::kBf16)
-    tile_block_bf16(args, w.bytes, w.slice, row, tile);
-  else if (args.weight.kind == WeightKind::kInt4)
+  if (args.weight.kind == WeightKind::kInt4)
     two ? tile_block_int<true, true>(args, w.bytes, w.scales, row, tile)
         : tile_block_int<false, true>(args, w.bytes, w.scales, row, tile);
   else
@@ -139,20 +203,16 @@ inline void tile_block(const LinearArgs& args, TileWeights w, int32_t row, float
         : tile_block_int<false, false>(args, w.bytes, w.scales, row, tile);
 }
 
-// Rows up to the next multiple of 16 are computed and thrown away: activation buffers are padded to that.
-void linear(const LinearArgs& args, int32_t begin, int32_t end) {
-  const bool bf16 = args.weight.kind == WeightKind::kBf16;
-  if (args.rows < (bf16 ? kTileRowsBf16 : kTileRowsInt) || args.weight.k / kGroup > kMaxGroups)
-    return linear_generic(args, begin, end);
-  configure(bf16);
+void linear_int(const LinearArgs& args, int32_t begin, int32_t end) {
+  configure_int();
   alignas(64) uint8_t buffer[2][kMaxGroups * 512];
-  alignas(64) float tile[16][kLanes], up[16][kLanes];
+  alignas(64) float tile[kTileRows][kLanes], up[kTileRows][kLanes];
   const bool gate = args.epilogue == Epilogue::kSiluGate;
   for (int32_t block = begin; block < end; block += gate ? 2 : 1) {
     const TileWeights w = open_block(args, block, buffer[0]);
     const TileWeights w_up = gate ? open_block(args, block + 1, buffer[1]) : w;
-    for (int32_t row = 0; row < args.rows; row += 16) {
-      const int rows = args.rows - row < 16 ? args.rows - row : 16;
+    for (int32_t row = 0; row < args.rows; row += kTileRows) {
+      const int rows = args.rows - row < kTileRows ? args.rows - row : kTileRows;
       tile_block(args, w, row, tile);
       if (gate) {
         tile_block(args, w_up, row, up);
@@ -163,6 +223,15 @@ void linear(const LinearArgs& args, int32_t begin, int32_t end) {
     }
   }
   tile_release();
+}
+
+// Rows up to the next multiple of 16 are computed and thrown away: activation buffers are padded to that.
+void linear(const LinearArgs& args, int32_t begin, int32_t end) {
+  const bool bf16 = args.weight.kind == WeightKind::kBf16;
+  if (args.rows < (bf16 ? kTileRowsBf16 : kTileRowsInt)) return linear_generic(args, begin, end);
+  if (bf16) return linear_bf16(args, begin, end);
+  if (args.weight.k / kGroup > kMaxGroups) return linear_generic(args, begin, end);
+  linear_int(args, begin, end);
 }
 
 #include "isa/amx/attention.inl"

@@ -147,7 +147,7 @@ __attribute__((noinline)) void multiply_pairs(const TileProductView& p) {
     _mm512_store_ps(p.c.row[m], _mm512_maskz_mov_ps(p.columns, sum));
   }
 }
-__attribute__((noinline)) void multiply_bf16(int c, int a, int b) {
+__attribute__((noinline)) void multiply_pair_tiles(int c, int a, int b) {
   const TileProductView p = open_product("TDPBF16PS", c, a, b);
   const unsigned saved = _mm_getcsr();
   _mm_setcsr(0x9fc0);  // nearest even, subnormals are zero and become zero, nothing traps, whatever the thread has set
@@ -183,5 +183,5 @@ inline void tile_dpbuud() {
 template <int C, int A, int B>
 inline void tile_dpbf16ps() {
   ThreeTiles<C, A, B>();
-  multiply_bf16(C, A, B);
+  multiply_pair_tiles(C, A, B);
 }
