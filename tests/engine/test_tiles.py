@@ -9,12 +9,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from native_runner import load_folder
+from tiny_models import write_tiny_model
 
-from interlingua.engine.native._native import TileProductKind, kernel_names, tile_product
+from interlingua.cli import info
+from interlingua.cli.options import Options
+from interlingua.engine.native._native import ActivationKind, Model, TileProductKind, kernel_names, tile_product
 from interlingua.engine.native.tiers import EMULATED
 
 U8 = npt.NDArray[np.uint8]
@@ -260,5 +265,23 @@ def test_tiers_without_tiles() -> None:
         tile_product("scalar", TileProductKind.BF16, zeros, zeros, zeros)
 
 
-def test_emulation_is_never_chosen() -> None:
-    assert kernel_names()[-1] != EMULATED
+@needs_emulation
+def test_emulation_is_named_as_such_and_never_chosen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("INTERLINGUA_ISA", raising=False)
+    assert Model("", 1, ActivationKind.INT8, 1).kernels == kernel_names()[-1] != EMULATED
+
+    def kernels(options: Options) -> str:
+        info.run(options)
+        return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels"))
+
+    assert "emulated in software" not in kernels(Options())
+    assert kernels(Options()).endswith(f"; for tests alone: {EMULATED})")
+    assert "amx-emulated (for tests: AMX's tiles emulated in software, slow)" in kernels(Options(isa=EMULATED))
+
+
+@needs_emulation
+def test_the_start_says_that_tiles_are_emulated(tmp_path: Path) -> None:
+    folder = write_tiny_model("biases", tmp_path / "tiny")
+    assert "(for tests: AMX's tiles emulated" in load_folder(folder, isa=EMULATED).info.description
