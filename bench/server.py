@@ -27,7 +27,7 @@ import uvloop
 from loadgen import Load, measure
 
 READY = re.compile(
-    r"^Ready in [\d.]+ s: (?P<model>\S+), .*?(?:weights (?P<weights>\d+) MB, KV pool (?P<pool>\d+) MB.*)? at (?P<url>https?://\S+:\d+),"
+    r"^Ready in [\d.]+ s: (?P<model>\S+), .*?(?:weights (?P<weights>\d+) MB, (?:\S+ )?KV pool (?P<pool>\d+) MB.*)? at (?P<url>https?://\S+:\d+),"
     r"(?:.* gRPC: (?P<grpc>\S+:\d+))?"
 )
 
