@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from interlingua.contract.request import PreparedRequest, SamplingParams
 from interlingua.engine.native.blocks import BlockPool
+from interlingua.engine.native.pace import LEAST_ROWS
 from interlingua.engine.native.scheduler import AGING_SECONDS, Chunk, Scheduler
 from interlingua.engine.native.sequence import Sequence
 
@@ -384,3 +385,44 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     scheduler.add(_sequence(0, 3000))
     scheduler.add(_sequence(1, 100))
     assert _step(scheduler) == {0: 256, 1: 100}
+
+
+def test_a_long_prompt_never_stands_still_beside_streams_and_shorter_prompts() -> None:
+    """Two streams never end and a prompt of 300 tokens arrives every few steps: the oldest prompt gets rows in each."""
+    scheduler = _roomy()
+    for number in range(2):
+        scheduler.add(_sequence(number, 2))
+    _step(scheduler)
+    scheduler.add(_sequence(2, 8000))
+    steps, done, arrived = 0, 0, []
+    while done < 8000:
+        if steps % 10 == 0:
+            arrived.append(_sequence(10 + steps, 300))
+            scheduler.add(arrived[-1])
+        rows = _step(scheduler)
+        assert rows[2] >= min(LEAST_ROWS, 8000 - done) or steps == 0
+        done += rows[2]
+        steps += 1
+        for sequence in [s for s in arrived if s.generated == 1]:
+            arrived.remove(sequence)
+            scheduler.remove(sequence)
+    assert steps <= 8000 / LEAST_ROWS + 1
+
+
+def test_long_prompts_go_one_after_the_other() -> None:
+    """Those behind the one with least to do wait, and a much shorter newcomer passes the oldest."""
+    scheduler = _roomy()
+    for number in range(8):
+        scheduler.add(_sequence(number, 2))
+    _step(scheduler)
+    scheduler.add(_sequence(8, 3000))
+    scheduler.add(_sequence(9, 3000))
+    _step(scheduler)
+    for _ in range(10):
+        rows = _step(scheduler)
+        assert rows[8] > LEAST_ROWS and 9 not in rows
+    scheduler.add(_sequence(10, 300))
+    _step(scheduler)
+    for _ in range(5):
+        rows = _step(scheduler)
+        assert rows[8] == LEAST_ROWS and rows[10] > LEAST_ROWS and 9 not in rows

@@ -390,6 +390,7 @@ class NativeEngine:
         return self._loaded.model
 
     def _step(self, scheduler: Scheduler) -> None:
+        begun = time.monotonic()
         self._end_misguided(scheduler)
         chunks = scheduler.schedule()
         if not chunks:
@@ -399,6 +400,7 @@ class NativeEngine:
         batch.run(self._model)
         now = time.monotonic()
         outcomes = list(read_outcomes(batch, self._model.top_tokens, now))
+        scheduler.learn(chunks, now - begun)
         scheduler.finish((outcome.chunk, outcome.stands) for outcome in outcomes)
         self._count(outcomes, now)
         # Before anything that could fail:

@@ -2,10 +2,11 @@
 
 One step, in order: (1) every running sequence that decodes gets its one token, or sits out if its grammar's mask is
 late; (2) running prompts go on, oldest first; (3) waiting requests are admitted by priority and arrival while budget,
-batch and memory have room. Beside decodes, long prompts get so little of a step that it stays within about three times
-one without them; and a prompt leaves half of what is left to those behind it, so that a short one never waits for the
-whole of a long one. When memory runs out, the sequence last in line is preempted: its blocks are freed and its tokens
-are computed again later. The first in line is never preempted for another, so something always moves on.
+batch and memory have room. Beside decodes, long prompts get so little of a step that it stays within three times one
+without them (`pace.py`). Without decodes a prompt leaves half of what is left to those behind it, so that a short one
+never waits for the whole of a long one. When memory runs out, the sequence last in line is preempted: its blocks are
+freed and its tokens are computed again later. The first in line is never preempted for another, so something always
+moves on.
 
 Sequences of one group have the same prompt, and its KV is computed once: whichever is admitted first computes it while
 the others wait, and then each takes up its whole blocks by reference and a copy of the last one. When one leaves early,
@@ -15,27 +16,20 @@ the next in line takes over what it knew of the prompt.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from interlingua.engine.native.blocks import BlockPool, block_keys
+from interlingua.engine.native.pace import LEAST_ROWS, Room, StepCost, Work
 from interlingua.engine.native.sequence import Sequence
 
 _log = logging.getLogger(__name__)
 
 AGING_SECONDS = 10.0
 
-# The cost of a step in rows: each row is one, and what a step of any size takes is worth this many.
-_STEP_ROWS = 8
-_TILE_ROWS = 8  # rows are computed in tiles of so many
 # Up to so many rows a step takes little longer than with one: reading the weights is what takes the time.
 _FREE_ROWS = 8
-# Prompts up to so many tokens are computed at once even beside decodes: taken apart, they would hold up all the more.
-_SHORT_PROMPT = 256
-# At this context the attention of a row costs as much as the rest of it.
-_EVEN_CONTEXT = 1536
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +83,7 @@ class Scheduler:
         self._caching = caching
         self._copy = copy
         self._groups: dict[str, list[Sequence]] = {}
+        self._cost = StepCost()
         self._clock = clock
 
     def add(self, sequence: Sequence) -> None:
@@ -117,7 +112,6 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Chunks of the next step; empty when nothing waits. Blocks for all of them are held afterwards."""
-        now = self._clock()
         budget = self._max_batch_tokens
         chunks: list[Chunk] = []
         preempted = self.preemptions
@@ -125,15 +119,37 @@ class Scheduler:
             if budget and sequence in self.running and self._make_room(sequence, 1):
                 chunks.append(Chunk(sequence, 1))
                 budget -= 1
-        room = _Room(budget, len(chunks))
+        if any(s.pending > 1 for s in self.running) or self.waiting:
+            self._add_prompts(chunks, budget, preempted)
+        # A later sequence may have been preempted to make room for an earlier one.
+        chunks = [chunk for chunk in chunks if chunk.sequence in self.running]
+        return self._guess(chunks) if sum(chunk.count for chunk in chunks) < _FREE_ROWS else chunks
+
+    def _add_prompts(self, chunks: list[Chunk], budget: int, preempted: int) -> None:
+        """Adds chunks of prompts to those that decode; nobody is admitted if more than `preempted` were preempted."""
+        now = self._clock()
+        room = Room(budget, [chunk.sequence.computed for chunk in chunks], self._cost)
         prompts = [s for s in self.running if s.pending > 1]
-        others = len(prompts) + len(self._in_line())
-        for sequence in prompts:
-            others -= 1
-            count = room.share(sequence, others > 0)
+        held = [s for s in prompts if room.holds(s)]
+        free = [s for s in prompts if not room.holds(s)]
+        others = len(free) + len(self._in_line())
+
+        def go_on(sequence: Sequence, least: int) -> None:
+            count = room.share(sequence, others > 0, least)
             if count and sequence in self.running and self._make_room(sequence, count):
                 chunks.append(Chunk(sequence, count))
                 room.take(sequence, count)
+
+        for sequence in free:
+            others -= 1
+            go_on(sequence, 1)
+        # Those that are held go one after the other: each reading of what is known of a prompt then serves many rows.
+        # The one with least to do comes first, but the first in line never stands still.
+        ranked = sorted(held, key=lambda s: (s.request.priority, s.pending))
+        if held and ranked[0] is not held[0]:
+            room.set_aside(held[0], LEAST_ROWS)
+        for sequence in ranked:
+            go_on(sequence, LEAST_ROWS if sequence is held[0] else 0)
         # A step that preempted admits nobody: a victim taken back at once would stand in the batch twice.
         while self.preemptions == preempted and room.left and self.waiting and len(self.running) < self._max_batch_size:
             first = self._next_waiting(now)
@@ -142,9 +158,10 @@ class Scheduler:
                 break
             chunks.append(Chunk(first, count))
             room.take(first, count)
-        # A later sequence may have been preempted to make room for an earlier one.
-        chunks = [chunk for chunk in chunks if chunk.sequence in self.running]
-        return self._guess(chunks) if sum(chunk.count for chunk in chunks) < _FREE_ROWS else chunks
+
+    def learn(self, chunks: Iterable[Chunk], seconds: float) -> None:
+        """What a step took, for the pace; before `finish`."""
+        self._cost.learn(Work.of((chunk.sequence.computed, chunk.rows) for chunk in chunks), seconds)
 
     def finish(self, chunks: Iterable[tuple[Chunk, int]]) -> None:
         """Marks of each chunk so many tokens as stand now as computed, and publishes blocks that became whole.
@@ -202,7 +219,7 @@ class Scheduler:
             return None
         return max((mate for mate in sequence.mates if mate.blocks), key=lambda mate: mate.computed, default=None)
 
-    def _admit(self, sequence: Sequence, room: _Room, now: float, donor: Sequence | None = None) -> int:
+    def _admit(self, sequence: Sequence, room: Room, now: float, donor: Sequence | None = None) -> int:
         """Moves a waiting sequence into the running set if all its known tokens fit now; returns its first chunk.
 
         What `donor` knows of the same prompt need not be computed; without one a running mate is taken.
@@ -251,7 +268,7 @@ class Scheduler:
         now = self._clock()
         heir = self._next_waiting(now)
         if heir in sequence.mates and not heir.scores_prompt and not self._donor(heir):
-            self._admit(heir, _Room(0, 0), now, sequence)
+            self._admit(heir, Room(0, (), self._cost), now, sequence)
 
     def _promised(self) -> int:
         """Blocks that the running sequences will take before they are done with what they know, and one more each.
@@ -308,32 +325,3 @@ def _proposed(sequence: Sequence, room: int) -> tuple[int, ...]:
         _log.exception("request %s: drafting failed and is off for it", sequence.request.request_id)
         sequence.drafter = None
         return ()
-
-
-class _Room:
-    """Rows of one step that are left for prompts beside `decodes` other ones."""
-
-    def __init__(self, left: int, decodes: int) -> None:
-        self.left = left
-        # For long prompts: a step of two to three times the cost of one that only decodes, in whole tiles.
-        total = (2 * decodes + _STEP_ROWS) // _TILE_ROWS * _TILE_ROWS
-        self._slow = total - decodes if decodes else math.inf
-
-    def share(self, sequence: Sequence, others: bool) -> int:
-        """Tokens of a prompt in this step, at least one while there is room; half of it is left if `others` wait."""
-        room = self.left
-        if len(sequence.ids) > _SHORT_PROMPT:
-            room = int(min(room, self._slow / _cost(sequence)))
-        if others:
-            room = -(-room // 2)
-        return min(sequence.pending, max(room, 1), self.left)
-
-    def take(self, sequence: Sequence, count: int) -> None:
-        self.left -= count
-        if len(sequence.ids) > _SHORT_PROMPT:
-            self._slow -= count * _cost(sequence)
-
-
-def _cost(sequence: Sequence) -> float:
-    """Of one row, in rows at the beginning of a context."""
-    return 1 + sequence.computed / _EVEN_CONTEXT
