@@ -1,9 +1,10 @@
-"""What each decoding parameter costs: tokens per second of 32 rows that have it, beside 32 plain sampled rows.
+"""What decoding parameters cost: tokens per second of 32 rows that have one, or all, beside 32 plain or greedy rows.
 
     .venv/bin/python bench/sampling.py [--rows 32] [--tokens 200] [--rounds 3] [MODEL]
 
-Each row has its own prompt, and in each round its own seed; prefill included. Parameters take turns, so that a busy
-machine slows all of them; prints one JSON line for each with the best of its rounds.
+Each row has its own prompt, and in each round its own seed; prefill included. Log-probabilities are always made. The
+kind "all" has temperature, top-k, top-p, every penalty and the five best alternatives of each token. Parameters take
+turns, so that a busy machine slows all of them; prints one JSON line for each with the best of its rounds.
 """
 
 from __future__ import annotations
@@ -29,10 +30,21 @@ KINDS: dict[str, SamplingParams] = {
     "min_p 0.05": replace(PLAIN, min_p=0.05),
     "repetition_penalty 1.2": replace(PLAIN, repetition_penalty=1.2),
     "watermark": replace(PLAIN, watermark=Watermark()),
+    "top_n_tokens 5": PLAIN,
+    "all": SamplingParams(
+        do_sample=True,
+        temperature=0.8,
+        top_k=50,
+        top_p=0.9,
+        repetition_penalty=1.2,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+    ),
 }
+TOP_N = {"top_n_tokens 5": 5, "all": 5}
 
 
-async def run(engine: NativeEngine, sampling: SamplingParams, rows: int, tokens: int, turn: int) -> float:
+async def run(engine: NativeEngine, name: str, rows: int, tokens: int, turn: int) -> float:
     """Tokens per second."""
 
     async def one(row: int) -> None:
@@ -40,8 +52,9 @@ async def run(engine: NativeEngine, sampling: SamplingParams, rows: int, tokens:
             request_id=str(row),
             prompt_ids=tuple(3 + (row * 977 + i * 31) % 20_000 for i in range(64)),
             max_new_tokens=tokens,
-            sampling=replace(sampling, seed=turn * rows + row),
+            sampling=replace(KINDS[name], seed=turn * rows + row),
             stop_token_ids=frozenset(),
+            top_n_tokens=TOP_N.get(name, 0),
         )
         async for event in engine.generate(request):
             if isinstance(event, FailedEvent):
@@ -55,14 +68,14 @@ async def run(engine: NativeEngine, sampling: SamplingParams, rows: int, tokens:
 async def measure(args: argparse.Namespace) -> None:
     engine = NativeEngine(resolve(args.model), NativeOptions())
     await engine.start()
-    chosen = {name: kind for name, kind in KINDS.items() if not args.only or name in ("plain", *args.only)}
+    chosen = [name for name in KINDS if not args.only or name in ("plain", "greedy", *args.only)]
     best = dict.fromkeys(chosen, 0.0)
     for turn in range(args.rounds):
-        for name, sampling in chosen.items():
-            best[name] = max(best[name], await run(engine, sampling, args.rows, args.tokens, turn))
+        for name in chosen:
+            best[name] = max(best[name], await run(engine, name, args.rows, args.tokens, turn))
     for name, rate in best.items():
-        row = {"parameter": name, "tokens_per_s": round(rate), "of_plain_%": round(100 * rate / best["plain"], 1)}
-        print(json.dumps(row), flush=True)
+        shares = {f"of_{base}_%": round(100 * rate / best[base], 1) for base in ("plain", "greedy")}
+        print(json.dumps({"parameter": name, "tokens_per_s": round(rate), **shares}), flush=True)
     await engine.stop()
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -99,6 +100,70 @@ float kth_largest(const float* x, int32_t n, int32_t k) {
   float value;
   std::memcpy(&value, &bits, 4);
   return value;
+}
+
+// Scores are looked at by strides: the 32 of a chunk of 512 that lie 16 apart, so that their largest are found in vectors.
+constexpr int32_t kStride = 16, kChunk = 512;
+
+// Calls look(i) for each score i of a stride.
+template <class Look>
+void over_stride(int32_t stride, int32_t n, Look look) {
+  const int32_t first = stride / kStride * kChunk;
+  for (int32_t i = first + stride % kStride; i < std::min(n, first + kChunk); i += kStride) look(i);
+}
+
+// The largest score of each stride: out[strides].
+void find_peaks(const float* x, int32_t n, std::vector<float>& out) {
+  out.resize(size_t((n + kChunk - 1) / kChunk * kStride));
+  for (int32_t first = 0; first < n; first += kChunk) {
+    float* peaks = out.data() + first / kChunk * kStride;
+    const int32_t whole = first + (std::min(n - first, kChunk) / kStride * kStride);
+    float largest[kStride];
+    std::fill_n(largest, kStride, -std::numeric_limits<float>::infinity());
+    for (int32_t i = first; i < whole; i += kStride)
+      for (int32_t j = 0; j < kStride; j++) largest[j] = x[i + j] > largest[j] ? x[i + j] : largest[j];
+    for (int32_t i = whole; i < std::min(n, first + kChunk); i++) largest[i - whole] = std::max(largest[i - whole], x[i]);
+    std::copy_n(largest, kStride, peaks);
+  }
+}
+
+// The lowest id of the largest score.
+int32_t first_largest(const float* x, int32_t n, const std::vector<float>& peaks) {
+  const float max = *std::max_element(peaks.begin(), peaks.end());
+  int32_t id = n;
+  for (size_t stride = 0; stride < peaks.size(); stride++)
+    if (peaks[stride] == max) over_stride(int32_t(stride), n, [&](int32_t i) { id = x[i] == max ? std::min(id, i) : id; });
+  return id;
+}
+
+// In order, the ids of all scores that are not below the k-th largest.
+void find_top(const float* x, int32_t n, int32_t k, const std::vector<float>& peaks, SamplerScratch& scratch,
+              std::vector<int32_t>& ids) {
+  ids.clear();
+  if (size_t(k) <= peaks.size() / 4) {  // k strides reach up to `bound`, so the k-th largest score does not lie below it
+    std::vector<float>& values = scratch.values;
+    values = peaks;
+    std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
+    const float bound = values[size_t(k - 1)];
+    for (size_t stride = 0; stride < peaks.size(); stride++)
+      if (peaks[stride] >= bound)
+        over_stride(int32_t(stride), n, [&](int32_t i) {
+          if (x[i] >= bound) ids.push_back(i);
+        });
+    if (ids.size() <= size_t(n) / 8) {
+      values.resize(ids.size());
+      std::transform(ids.begin(), ids.end(), values.begin(), [&](int32_t i) { return x[i]; });
+      std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
+      const float limit = values[size_t(k - 1)];
+      ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t i) { return x[i] < limit; }), ids.end());
+      std::sort(ids.begin(), ids.end());
+      return;
+    }
+    ids.clear();  // nearly all are equal
+  }
+  const float limit = kth_largest(x, n, k);
+  for (int32_t i = 0; i < n; i++)
+    if (x[i] >= limit) ids.push_back(i);
 }
 
 // Candidates (score, id) in id order with their unnormalised probabilities.
@@ -224,25 +289,21 @@ void apply_mask(float* logits, int32_t vocab, int32_t padded, const uint32_t* al
 Candidates candidates(const KernelTable& kernels, const float* logits, int32_t vocab, int32_t padded,
                       const SamplingParams& params, SamplerScratch& scratch) {
   Candidates c{scratch.ids, scratch.probabilities};
-  const float max = kernels.vocab_stats(logits, padded).max;
-  c.p.resize(size_t(padded));
+  find_peaks(logits, vocab, scratch.peaks);
+  const float max = *std::max_element(scratch.peaks.begin(), scratch.peaks.end());
   const float inverse = std::min(float(1.0 / double(params.temperature)), 3.0e38f);
-  kernels.exp_scaled(logits, padded, max, inverse, c.p.data());
-  c.p.resize(size_t(vocab));
   if (params.top_k > 0 && params.top_k < vocab) {  // ties with the k-th stay
-    const float limit = kth_largest(logits, vocab, params.top_k);
-    c.ids.clear();
-    size_t out = 0;
-    for (int32_t i = 0; i < vocab; i++)
-      if (logits[i] >= limit) {
-        c.ids.push_back(i);
-        c.p[out++] = c.p[size_t(i)];
-      }
-    c.p.resize(out);
+    find_top(logits, vocab, params.top_k, scratch.peaks, scratch, c.ids);
+    c.p.assign((c.ids.size() + kLanes - 1) / kLanes * kLanes, max);
+    std::transform(c.ids.begin(), c.ids.end(), c.p.begin(), [&](int32_t id) { return logits[id]; });
+    kernels.exp_scaled(c.p.data(), int32_t(c.p.size()), max, inverse, c.p.data());
   } else {
+    c.p.resize(size_t(padded));
+    kernels.exp_scaled(logits, padded, max, inverse, c.p.data());
     c.ids.resize(size_t(vocab));
     std::iota(c.ids.begin(), c.ids.end(), 0);
   }
+  c.p.resize(c.ids.size());
   if (params.top_p < 1.0f) {
     std::vector<float> rank(c.p.size());
     for (size_t i = 0; i < rank.size(); i++) rank[i] = -c.p[i];
@@ -287,11 +348,12 @@ int32_t draw(const Candidates& c, uint64_t seed, uint64_t position) {
   return c.ids[size_t(std::max_element(c.p.begin(), c.p.end()) - c.p.begin())];
 }
 
-std::vector<std::pair<int32_t, float>> best(const float* logits, int32_t vocab, const VocabStats& stats, int32_t n) {
+std::vector<std::pair<int32_t, float>> best(const float* logits, int32_t vocab, const VocabStats& stats, int32_t n,
+                                            SamplerScratch& scratch) {
+  find_peaks(logits, vocab, scratch.peaks);
+  find_top(logits, vocab, std::min(n, vocab), scratch.peaks, scratch, scratch.ids);
   std::vector<std::pair<int32_t, float>> found;
-  const float limit = kth_largest(logits, vocab, std::min(n, vocab));
-  for (int32_t i = 0; i < vocab; i++)
-    if (logits[i] >= limit) found.emplace_back(i, logits[i]);
+  for (const int32_t id : scratch.ids) found.emplace_back(id, logits[id]);
   std::sort(found.begin(), found.end(),
             [](auto& a, auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
   for (auto& [id, value] : found) value = raw_logprob(value, stats);
@@ -305,7 +367,7 @@ Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, in
   const SamplingParams& params = state.params;
   if (!usable(logits, vocab)) return {kUnusable, 0.0f};
   const VocabStats stats = kernels.vocab_stats(logits, padded);
-  if (params.top_n > 0) state.top = best(logits, vocab, stats, params.top_n);
+  if (params.top_n > 0) state.top = best(logits, vocab, stats, params.top_n, scratch);
   const bool changed = state.changes_logits();
   if (!changed && !allowed && !params.do_sample) return {stats.argmax, raw_logprob(stats.max, stats)};
   const float* raw = logits;
@@ -315,9 +377,12 @@ Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, in
     change_logits(logits, vocab, state, lists);
   }
   if (allowed) apply_mask(logits, vocab, padded, allowed);
-  const int32_t id = params.do_sample
-                         ? draw(candidates(kernels, logits, vocab, padded, params, scratch), params.seed, position)
-                         : kernels.vocab_stats(logits, padded).argmax;
+  if (params.do_sample) {
+    const int32_t id = draw(candidates(kernels, logits, vocab, padded, params, scratch), params.seed, position);
+    return {id, raw_logprob(raw[id], stats)};
+  }
+  find_peaks(logits, vocab, scratch.peaks);
+  const int32_t id = first_largest(logits, vocab, scratch.peaks);
   return {id, raw_logprob(raw[id], stats)};
 }
 

@@ -64,7 +64,7 @@ struct Choice {
 
 // Scratch of one thread, reused between rows.
 struct SamplerScratch {
-  std::vector<float> probabilities, raw;
+  std::vector<float> probabilities, raw, peaks, values;
   std::vector<int32_t> ids;
 };
 
