@@ -2,8 +2,8 @@
 
     ./scripts/bench first_token [--words 500] [--requests 9] [--peers llama.cpp vllm]
 
-One server runs at a time, ours before and after each peer; every prompt is new. One JSON line per server with the median
-and the least in ms, and the ratio of its median to ours.
+One server runs at a time, ours before and after each peer; every prompt is new. One JSON line per server with the
+median and the least in ms, and the ratio of its median to ours.
 """
 
 from __future__ import annotations
