@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from interlingua.server.keys import Keys
 
 
-# A body up to here is decoded on the event loop, a longer one beside it, so that streams keep their pace.
+# Up to here a body is decoded, and an answer encoded, on the event loop; a longer one beside it, so that streams keep
+# their pace. Each thread that works so takes the interpreter's lock from the loop for 5 ms at a time, and for tens of
+# milliseconds where a body is over a megabyte: hence few threads, and one for the large ones.
 _INLINE_BYTES = 65_536
-# Of bodies over a megabyte one is decoded at a time: each holds the interpreter's lock for tens of milliseconds.
 _LARGE_BYTES = 1 << 20
+_long = ThreadPoolExecutor(max_workers=2, thread_name_prefix="long-body")
 _large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-body")
 T = TypeVar("T")
 
@@ -71,8 +73,8 @@ async def read_body(exchange: Exchange, limit: int) -> bytes:
 
 
 async def beside(size: int, work: Callable[[], T]) -> T:
-    """Does what a body of `size` bytes asks for, in a thread if that may take long."""
+    """Does what a body or an answer of `size` bytes asks for, in a thread if that may take long."""
     if size <= _INLINE_BYTES:
         return work()
-    threads = None if size <= _LARGE_BYTES else _large
+    threads = _long if size <= _LARGE_BYTES else _large
     return await asyncio.get_running_loop().run_in_executor(threads, work)

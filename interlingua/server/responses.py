@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -10,10 +9,11 @@ from interlingua.contract.dialect import Call, Reply
 from interlingua.contract.errors import GenerationError, InterlinguaError, RequestError
 from interlingua.contract.events import FailedEvent, TextEvent, TextStarted, TextStopped, TextToken, fold
 from interlingua.server.exchange import Exchange
+from interlingua.server.middleware import beside
 
 _log = logging.getLogger(__name__)
 
-_ENCODE_INLINE = 1_000  # tokens and alternatives of a whole answer; more than that are encoded in a thread
+_TOKEN_BYTES = 64  # of a token, or an alternative to one, in an answer that tells of them
 
 Batches = AsyncGenerator[Sequence[TextEvent], None]
 RenderError = Callable[[RequestError], Reply]
@@ -37,11 +37,8 @@ async def answer_whole(exchange: Exchange, call: Call, batches: Batches, render_
             return render_error(request_error(error))
 
     prompts = sum(len(event.prefill or ()) for event in events if isinstance(event, TextStarted))
-    if prompts + len(events) * (1 + call.request.top_n_tokens) <= _ENCODE_INLINE:
-        reply = encoded()
-    else:
-        reply = await asyncio.to_thread(encoded)
-    await exchange.reply(reply)
+    tokens = prompts + len(events) * (1 + call.request.top_n_tokens)
+    await exchange.reply(await beside(tokens * _TOKEN_BYTES, encoded))
 
 
 async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render_error: RenderError) -> None:
