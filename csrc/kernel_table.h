@@ -14,6 +14,7 @@ constexpr int kLanes = 16;             // outputs (or positions) that are comput
 constexpr int kGroup = 32;             // inputs that share a scale, and the length of one bf16 product chain
 constexpr int kKvBlock = 32;           // positions in a KV block
 constexpr int kAttentionBlock = 256;   // positions whose softmax is computed alone before merging
+constexpr int kPartHead = 16;          // floats before a part's values
 
 enum class WeightKind : int32_t { kInt4 = 0, kInt8 = 1, kBf16 = 2 };
 
@@ -99,6 +100,16 @@ struct AttentionArgs {
   int32_t heads_per_kv;
   int32_t window;  // a query sees the last `window` positions, itself included; 0 = all
   float scale;
+  // A long context may be spread over tasks: each looks at attention blocks [block_begin, block_end) and leaves what
+  // comes of each block in `parts`, for `attention_merge`. Null = all blocks, merged at once; the bits are the same.
+  float* parts = nullptr;  // [queries from the task's first on][part_blocks][kPartHead + head_dim]
+  int32_t part_blocks = 0;  // attention blocks that `parts` has room for, from 0 on
+  int32_t block_begin = 0, block_end = 0x7fffffff / kAttentionBlock;
+
+  // Of query `query` of the task (from its first on) and attention block `block`: maximum, sum, ..., weighted values.
+  float* part(int32_t query, int32_t block) const {
+    return parts + (int64_t(query) * part_blocks + block) * (kPartHead + head_dim);
+  }
 };
 
 struct VocabStats {
@@ -132,6 +143,9 @@ struct KernelTable {
 
   // Query vectors [begin, end), numbered row * heads_per_kv + head, of one sequence and one KV head.
   void (*attention)(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end);
+
+  // Merges the parts of the same query vectors, once all of them are there.
+  void (*attention_merge)(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end);
 
   // Rotates pairs (i, i + rotary/2) of each head in place: x[heads][head_dim], cos/sin [rotary/2].
   void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin);

@@ -120,8 +120,12 @@ class Model {
     Buffer high, low, scale, sum, int_sum, half, rounded;
     Activations view() const;
   };
+  // Queries [begin, end) of a sequence and KV head, over all attention blocks or (parts >= 0) over some of them.
   struct AttentionTask {
     int32_t sequence, kv_head, begin, end;
+    int32_t block_begin = 0, block_end = 0x7fffffff / kAttentionBlock;
+    int64_t parts = -1;  // where its queries' parts begin in `parts_`
+    int32_t part_blocks = 0;
   };
 
   void run(const Op& op, const StepInput& input, const StepOutput& output);
@@ -138,6 +142,7 @@ class Model {
   int new_activations(int32_t width, bool integer, bool bf16, int32_t rows);
   void expect_vector(int id, int32_t width, const char* what) const;
   void plan_attention(const StepInput& input);
+  AttentionArgs attention_args(const Op& op, const StepInput& input, const AttentionTask& task);
   // The pool is [blocks][layers][kv_layer_bytes]: a sequence that grows touches memory that lies together.
   uint8_t* kv_layer(int layer) const { return kv_.data() + size_t(layer) * kv_layer_bytes(); }
   int64_t block_stride() const { return int64_t(layers_) * int64_t(kv_layer_bytes()); }
@@ -155,7 +160,8 @@ class Model {
   KvKind kv_kind_ = KvKind::kHalf;
   int32_t layers_ = 0, blocks_ = 0, kv_heads_ = 0, head_dim_ = 0;
   Buffer kv_;
-  std::vector<AttentionTask> tasks_;
+  std::vector<AttentionTask> tasks_, merges_;
+  std::vector<float> parts_;
   std::vector<int32_t> logit_groups_;
   int32_t heads_per_kv_ = 0;  // the same in all layers
   std::map<int, std::unique_ptr<SamplerState>> samplers_;

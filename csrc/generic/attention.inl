@@ -234,40 +234,76 @@ struct Int8Kv {
 struct SoftmaxState {
   float max, sum;
   float out[kMaxHeadDim];
+
+  void open(int32_t dim) {
+    max = kMasked;
+    sum = 0.0f;
+    for (int32_t i = 0; i < dim; i += kLanes) store(out + i, splat(0.0f));
+  }
+  // Factors of what was there and of a block's values, once its maximum and sum are taken in.
+  void merge(float block_max, float block_sum, float& keep, float& take) {
+    const float m = block_max > max ? block_max : max;
+    alignas(64) float factors[kLanes] = {max - m, block_max - m};
+    store(factors, exp_lanes(load(factors)));
+    keep = factors[0];
+    take = factors[1];
+    sum = sum * keep + block_sum * take;
+    max = m;
+  }
+  void add_values(int32_t d, F values, float keep, float take) {
+    store(out + d, add(mul(load(out + d), splat(keep)), mul(values, splat(take))));
+  }
+  void close(int32_t dim, float* target) const {
+    const F inverse = splat(1.0f / sum);
+    for (int32_t d = 0; d < dim; d += kLanes) store(target + d, mul(load(out + d), inverse));
+  }
 };
 
-// `kAhead` asks for KV before it is needed: for few queries, which wait for memory; many find it in the cache.
+// Where a query vector lies, and which positions it sees: [first, last].
+struct Query {
+  int64_t row, head;
+  int32_t first, last;
+
+  Query(const AttentionArgs& args, int32_t kv_head, int32_t number)
+      : row(number / args.heads_per_kv), head(int64_t(kv_head) * args.heads_per_kv + number % args.heads_per_kv) {
+    last = args.position + int32_t(row);
+    first = args.window > 0 && last >= args.window ? last - args.window + 1 : 0;
+  }
+  const float* source(const AttentionArgs& args) const { return args.q + row * args.q_stride + head * args.head_dim; }
+  float* target(const AttentionArgs& args) const { return args.out + row * args.out_stride + head * args.head_dim; }
+};
+
+// Queries begin .. begin + R of the task that begins at query `task`. `kAhead` asks for KV before it is needed: for few
+// queries, which wait for memory; many find it in the cache.
 template <template <int> class Form, int R, bool kAhead>
-inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
+inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin) {
   constexpr int B = Form<R>::kBlocks;
-  const int32_t dim = args.head_dim, group = args.heads_per_kv;
+  const int32_t dim = args.head_dim;
   Form<R> form;
   alignas(64) float scores[R][kAttentionBlock];
-  int32_t last[R], first[R];
-  float* target[R];
+  int32_t first[R], last[R];
   alignas(64) SoftmaxState state[R];
   int32_t end = 0, start = 0x7fffffff;
   for (int r = 0; r < R; r++) {
-    const int32_t row = (begin + r) / group, head = kv_head * group + (begin + r) % group;
-    form.set_query(r, args.q + row * args.q_stride + int64_t(head) * dim, dim, args.scale);
-    target[r] = args.out + row * args.out_stride + int64_t(head) * dim;
-    last[r] = args.position + row;
-    first[r] = args.window > 0 && last[r] >= args.window ? last[r] - args.window + 1 : 0;
+    const Query query(args, kv_head, begin + r);
+    form.set_query(r, query.source(args), dim, args.scale);
+    first[r] = query.first;
+    last[r] = query.last;
     end = last[r] + 1 > end ? last[r] + 1 : end;
     start = first[r] < start ? first[r] : start;
-    state[r].max = kMasked;
-    state[r].sum = 0.0f;
-    for (int32_t i = 0; i < dim; i += kLanes) store(state[r].out + i, splat(0.0f));
+    state[r].open(dim);
   }
   const int32_t head_offset = int32_t(kv_head * kv_head_bytes(args.kind, dim));
-  for (int32_t base = start / kAttentionBlock * kAttentionBlock; base < end; base += kAttentionBlock) {
-    const int32_t limit = end - base < kAttentionBlock ? end - base : kAttentionBlock;
+  const int32_t first_block = start / kAttentionBlock > args.block_begin ? start / kAttentionBlock : args.block_begin;
+  const int32_t end_block = (end + kAttentionBlock - 1) / kAttentionBlock;
+  for (int32_t block = first_block; block < end_block && block < args.block_end; block++) {
+    const int32_t base = block * kAttentionBlock, limit = end - base < kAttentionBlock ? end - base : kAttentionBlock;
     // KV blocks before the first that a query sees may be free by now.
     const KvSpan span{args, args.block_table + base / kKvBlock, head_offset, start > base ? (start - base) / kKvBlock : 0,
                       (limit + kKvBlock - 1) / kKvBlock};
     form.template scores<kAhead>(span, scores);
     // Softmax of the block, each query with its own limits.
-    float block_max[R], block_sum[R];
+    float keep[R], take[R];
     const int32_t from = span.from * kKvBlock, to = span.to * kKvBlock;
     for (int r = 0; r < R; r++) {
       // Only the ends of the range can be out of a query's sight.
@@ -275,67 +311,81 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
       for (int32_t i = from; i < to && base + i < first[r]; i++) scores[r][i] = kMasked;
       F m = splat(kMasked);
       for (int32_t i = from; i < to; i += kLanes) m = fmax(m, load(&scores[r][i]));
-      block_max[r] = max_lanes(m);
+      const float block_max = max_lanes(m);
       F sum = splat(0.0f), peak = splat(0.0f);
       for (int32_t i = from; i < to; i += kLanes) {
         const F x = load(&scores[r][i]);
-        const F p = zero_below(x, 0.5f * kMasked, exp_lanes(sub(x, splat(block_max[r])))), weight = form.weigh(i, p);
+        const F p = zero_below(x, 0.5f * kMasked, exp_lanes(sub(x, splat(block_max)))), weight = form.weigh(i, p);
         store(&scores[r][i], weight);
         sum = add(sum, p);
         peak = fmax(peak, weight);
       }
-      block_sum[r] = sum_lanes(sum);
+      const float block_sum = sum_lanes(sum);
       form.set_weight(r, span, scores[r], peak);
-    }
-    float keep[R], take[R];
-    for (int r = 0; r < R; r++) {
-      const float m = block_max[r] > state[r].max ? block_max[r] : state[r].max;
-      alignas(64) float factors[kLanes] = {state[r].max - m, block_max[r] - m};
-      store(factors, exp_lanes(load(factors)));
-      keep[r] = factors[0];
-      take[r] = factors[1];
-      state[r].sum = state[r].sum * keep[r] + block_sum[r] * take[r];
-      state[r].max = m;
+      if (args.parts) {
+        float* part = args.part(begin + r - task, block);
+        part[0] = block_max;
+        part[1] = block_sum;
+      } else {
+        state[r].merge(block_max, block_sum, keep[r], take[r]);
+      }
     }
     for (int32_t d = 0; d < dim; d += B * kLanes) {  // head_dim is a multiple of 32
       F acc[B][R];
       form.outputs(span, d, acc);
       for (int j = 0; j < B; j++)
         for (int r = 0; r < R; r++) {
-          float* out = state[r].out + d + j * kLanes;
-          store(out, add(mul(load(out), splat(keep[r])), mul(acc[j][r], splat(take[r]))));
+          if (args.parts)
+            store(args.part(begin + r - task, block) + kPartHead + d + j * kLanes, acc[j][r]);
+          else
+            state[r].add_values(d + j * kLanes, acc[j][r], keep[r], take[r]);
         }
     }
   }
-  for (int r = 0; r < R; r++) {
-    const F inverse = splat(1.0f / state[r].sum);
-    for (int32_t d = 0; d < dim; d += kLanes) store(target[r] + d, mul(load(state[r].out + d), inverse));
+  if (args.parts) return;
+  for (int r = 0; r < R; r++) state[r].close(dim, Query(args, kv_head, begin + r).target(args));
+}
+
+// The same steps in the same order over stored parts.
+void attention_merge(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  for (int32_t i = begin; i < end; i++) {
+    const Query query(args, kv_head, i);
+    SoftmaxState state;
+    state.open(args.head_dim);
+    for (int32_t block = query.first / kAttentionBlock; block <= query.last / kAttentionBlock; block++) {
+      const float* part = args.part(i - begin, block);
+      float keep, take;
+      state.merge(part[0], part[1], keep, take);
+      for (int32_t d = 0; d < args.head_dim; d += kLanes) state.add_values(d, load(part + kPartHead + d), keep, take);
+    }
+    state.close(args.head_dim, query.target(args));
   }
 }
 
 template <template <int> class Form, bool kAhead>
-inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t count) {
+inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin, int32_t count) {
   switch (count) {
-    case 5: attention_tile<Form, 5, kAhead>(args, kv_head, begin); break;
-    case 4: attention_tile<Form, 4, kAhead>(args, kv_head, begin); break;
-    case 3: attention_tile<Form, 3, kAhead>(args, kv_head, begin); break;
-    case 2: attention_tile<Form, 2, kAhead>(args, kv_head, begin); break;
-    case 1: attention_tile<Form, 1, kAhead>(args, kv_head, begin); break;
+    case 5: attention_tile<Form, 5, kAhead>(args, kv_head, task, begin); break;
+    case 4: attention_tile<Form, 4, kAhead>(args, kv_head, task, begin); break;
+    case 3: attention_tile<Form, 3, kAhead>(args, kv_head, task, begin); break;
+    case 2: attention_tile<Form, 2, kAhead>(args, kv_head, task, begin); break;
+    case 1: attention_tile<Form, 1, kAhead>(args, kv_head, task, begin); break;
     default: break;
   }
 }
 
+// Queries [begin, end) of the task that begins at query `task`.
 template <template <int> class Form>
-inline void attention_form(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
-  if (end - begin < kQueryTile) return attention_rest<Form, true>(args, kv_head, begin, end - begin);
+inline void attention_form(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin, int32_t end) {
+  if (end - begin < kQueryTile) return attention_rest<Form, true>(args, kv_head, task, begin, end - begin);
   int32_t i = begin;
-  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<Form, kQueryTile, false>(args, kv_head, i);
-  attention_rest<Form, false>(args, kv_head, i, end - i);
+  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<Form, kQueryTile, false>(args, kv_head, task, i);
+  attention_rest<Form, false>(args, kv_head, task, i, end - i);
 }
 
-inline void attention_generic(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
-  args.kind == KvKind::kHalf ? attention_form<HalfKv>(args, kv_head, begin, end)
-                             : attention_form<Int8Kv>(args, kv_head, begin, end);
+inline void attention_generic(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin, int32_t end) {
+  args.kind == KvKind::kHalf ? attention_form<HalfKv>(args, kv_head, task, begin, end)
+                             : attention_form<Int8Kv>(args, kv_head, task, begin, end);
 }
 
 // --- store -----------------------------------------------------------------------------------------------------------

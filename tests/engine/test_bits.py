@@ -105,6 +105,27 @@ def test_scalar_reference(tmp_path: Path) -> None:
                     assert np.array_equal(result, results[0]), f"{variant} {options}: {tier}"
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+@pytest.mark.parametrize("window", [None, 700])
+def test_long_context_over_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, window: int | None
+) -> None:
+    """What few queries see is shared out: the bits of one thread, also for a draft's rows across blocks."""
+    config = {"max_position_embeddings": 4096, "head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 1}
+    mistral = {"sliding_window": window, "architectures": ["MistralForCausalLM"]} if window else {}
+    monkeypatch.setitem(VARIANTS, "long", TinyModel({**config, **mistral}))
+    folder = write_tiny_model("long", tmp_path)
+    ids = random_ids(8, 2310, 90)
+    runners = [Runner(load_folder(folder, threads=threads, kv_cache_dtype=kv)) for threads in (1, 2, 5)]
+    results = []
+    for runner in runners:
+        blocks = runner.blocks(len(ids))
+        steps = [(0, 1024), (1024, 2044), (2044, 2045), (2045, 2052), (2052, 2300), (2300, 2301)]
+        results.append(np.concatenate([runner.step([(ids[a:b], a, blocks)])[0] for a, b in steps]))
+    assert np.array_equal(results[1], results[0])
+    assert np.array_equal(results[2], results[0])
+
+
 @pytest.mark.parametrize("head", [64, 96, 128, 256])
 def test_head_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: int) -> None:
     """Both forms of KV on every tier, past a block of attention, with a window that starts within one."""

@@ -81,11 +81,11 @@ struct TileInt8Kv : Int8Kv<R> {
 
 // Queries beyond the last 16 take the vector units, as do fp16 keys and values, which the tile unit cannot multiply.
 void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  int32_t i = begin;
   if (args.kind == KvKind::kInt8 && end - begin >= kTileRows) {
     configure_attention(args.head_dim);
-    for (; begin + kTileRows <= end; begin += kTileRows)
-      attention_tile<TileInt8Kv, kTileRows, false>(args, kv_head, begin);
+    for (; i + kTileRows <= end; i += kTileRows) attention_tile<TileInt8Kv, kTileRows, false>(args, kv_head, begin, i);
     tile_release();
   }
-  attention_generic(args, kv_head, begin, end);
+  attention_generic(args, kv_head, begin, i, end);
 }
