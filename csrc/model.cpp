@@ -226,9 +226,10 @@ Activations Model::ActivationBuffer::view() const {
 
 // --- load --------------------------------------------------------------------------------------------------------------
 
-Model::Model(const std::string& isa, int threads, ActivationKind activations, int32_t max_rows)
+Model::Model(const std::string& isa, int threads, ActivationKind activations, int32_t max_rows,
+             const std::vector<NumaNode>& nodes)
     : kernels_(choose_kernels(isa)),
-      pool_(threads),
+      pool_(threads, nodes),
       lora_(kernels_, pool_),
       activation_kind_(activations),
       max_rows_(pad(max_rows, kRowPad)),
@@ -245,8 +246,16 @@ PackedWeight make_weight(WeightKind kind, int32_t n, int32_t k) {
   return {kind, padded, k, Buffer(blocks * quants + 4096), Buffer(blocks * scales)};
 }
 
+// Output blocks lie on the node whose threads take them (run_linear), whichever thread packs them.
+PackedWeight Model::placed_weight(WeightKind kind, int32_t n, int32_t k) const {
+  PackedWeight weight = make_weight(kind, n, k);
+  pool_.place(weight.quants.data(), weight.quants.size());
+  pool_.place(weight.scales.data(), weight.scales.size());
+  return weight;
+}
+
 int Model::add_weight(WeightKind kind, int32_t n, int32_t k) {
-  weights_.push_back(make_weight(kind, n, k));
+  weights_.push_back(placed_weight(kind, n, k));
   return int(weights_.size()) - 1;
 }
 
@@ -286,6 +295,9 @@ void Model::set_kv(KvKind kind, int32_t layers, int32_t blocks, int32_t kv_heads
   kv_heads_ = kv_heads;
   head_dim_ = head_dim;
   kv_ = Buffer(size_t(blocks) * size_t(block_stride()));
+  // Which thread reads a sequence changes with the batch. Activations are left to first touch: small, and written anew by
+  // every operation.
+  pool_.interleave(kv_.data(), kv_.size());
 }
 
 int Model::add_buffer(int32_t width) { return new_buffer(width, max_rows_); }
@@ -373,7 +385,7 @@ void Model::add_lora(LoraAdapter& adapter, int op, std::vector<int32_t> ranks, s
       a_values != size_t(parts) * size_t(rank) * size_t(weight.k) || b_values != size_t(weight.n) * size_t(rank))
     throw std::invalid_argument("lora: the matrices do not fit the linear operation");
   LoraLayer layer{std::move(ranks), rank, make_weight(WeightKind::kBf16, parts * rank, weight.k),
-                  make_weight(WeightKind::kBf16, weight.n, rank), std::move(slices)};
+                  placed_weight(WeightKind::kBf16, weight.n, rank), std::move(slices)};
   const auto pack = [](const PackedWeight& to, const float* rows) {
     for (int32_t r = 0; r < to.n; r++)
       pack_row(to, SourceFormat::kF32, reinterpret_cast<const uint8_t*>(rows + int64_t(r) * to.k), r);
@@ -429,6 +441,7 @@ void Model::copy_block(int32_t from, int32_t to) {
 void Model::step(const StepInput& input, const StepOutput& output) {
   if (input.rows > max_rows_) throw std::invalid_argument("step: more rows than the buffers hold");
   FlushToZero flush;
+  BoundCaller bound(pool_.caller_cpus());
   size_t widest = 1;
   for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
   while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
@@ -515,7 +528,7 @@ void Model::run_linear(int activations, const PackedWeight& weight, int32_t rows
     const int32_t begin = (i - before) * chunk, end = std::min(blocks, begin + chunk);
     if (adapted) lora_.up(begin, end);
     kernels_->linear(args, begin, end);
-  });
+  }, before);
 }
 
 void Model::run_rope_store(const Op& op, const StepInput& input) {

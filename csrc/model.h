@@ -45,7 +45,8 @@ struct StepOutput {
 
 class Model {
  public:
-  Model(const std::string& isa, int threads, ActivationKind activations, int32_t max_rows);
+  Model(const std::string& isa, int threads, ActivationKind activations, int32_t max_rows,
+        const std::vector<NumaNode>& nodes = {});
 
   // --- load ---
   int add_weight(WeightKind kind, int32_t n, int32_t k);
@@ -90,6 +91,7 @@ class Model {
   const char* kernels() const { return kernels_->name; }
   int32_t vocab() const { return vocab_; }
   int threads() const { return pool_.size(); }
+  std::string placement() const { return pool_.placement(); }
   size_t weight_bytes() const;
   size_t kv_bytes() const { return kv_.size(); }
   // A block's part of one layer: [kv_heads][kv_head_bytes].
@@ -138,6 +140,7 @@ class Model {
   void run_rope_store(const Op& op, const StepInput& input);
   void run_attention(const Op& op, const StepInput& input);
   void run_logits(const Op& op, const StepInput& input, const StepOutput& output);
+  PackedWeight placed_weight(WeightKind kind, int32_t n, int32_t k) const;
   int new_buffer(int32_t width, int32_t rows);
   int new_activations(int32_t width, bool integer, bool bf16, int32_t rows);
   void expect_vector(int id, int32_t width, const char* what) const;

@@ -35,7 +35,7 @@ std::vector<float> waves(size_t count, float step) {
 
 double time_linear(const std::string& isa, int threads, WeightKind kind, ActivationKind activations, int32_t n, int32_t k,
                    int32_t rows, int32_t repeat) {
-  Model model(isa, threads, activations, rows);
+  Model model(isa, threads, activations, rows, numa_nodes(allowed_cpus()));
   const bool bf16 = kind == WeightKind::kBf16;
   const int weight = model.add_weight(kind, n, k), in = model.add_buffer(k), out = model.add_buffer(n);
   const int packed = model.add_activations(k, !bf16, bf16);
@@ -56,7 +56,7 @@ double time_linear(const std::string& isa, int threads, WeightKind kind, Activat
 }
 
 double time_prepare(const std::string& isa, int threads, ActivationKind activations, int32_t k, int32_t rows, int32_t repeat) {
-  Model model(isa, threads, activations, rows);
+  Model model(isa, threads, activations, rows, numa_nodes(allowed_cpus()));
   const int in = model.add_buffer(k);
   const bool bf16 = activations == ActivationKind::kBf16;
   const int packed = model.add_activations(k, !bf16, bf16);
@@ -73,7 +73,7 @@ double time_attention(const std::string& isa, int threads, KvKind kind, int32_t 
   if (rows > context) throw std::invalid_argument("more queries than positions");
   const int32_t heads = kv_heads * heads_per_kv, width = (heads + 2 * kv_heads) * head_dim;
   const int32_t blocks = (context + kKvBlock - 1) / kKvBlock;
-  Model model(isa, threads, ActivationKind::kInt8, sequences * rows);
+  Model model(isa, threads, ActivationKind::kInt8, sequences * rows, numa_nodes(allowed_cpus()));
   model.set_kv(kind, 1, sequences * blocks, kv_heads, head_dim);
   model.fill_kv(0x3c);  // memory that was never written is one page of zeros
   const int qkv = model.add_buffer(width), out = model.add_buffer(heads * head_dim);
@@ -93,8 +93,10 @@ double time_attention(const std::string& isa, int threads, KvKind kind, int32_t 
 }
 
 double read_bandwidth(int threads, size_t bytes, int32_t repeat) {
-  ThreadPool pool(threads);
+  ThreadPool pool(threads, numa_nodes(allowed_cpus()));
+  const BoundCaller bound(pool.caller_cpus());
   const Buffer buffer(bytes);
+  pool.place(buffer.data(), bytes);
   std::fill(buffer.data(), buffer.data() + bytes, uint8_t(1));
   constexpr size_t kPiece = 65536;
   const int32_t pieces = int32_t(bytes / kPiece);

@@ -4,7 +4,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
+#include <cstring>
 #include <utility>
 
 #include "cpu.h"
@@ -43,9 +45,25 @@ uint32_t ThreadPool::Signal::wait_while(uint32_t old) {
   return now;
 }
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads, const std::vector<NumaNode>& nodes) {
+  int64_t cpus = 0, before = 0;
+  for (const NumaNode& node : nodes) cpus += int64_t(node.cpus.size());
+  const auto first_after = [&](int64_t passed) { return int((threads * passed + cpus - 1) / cpus); };
+  for (const NumaNode& node : nodes) {
+    const int first = first_after(before);
+    before += int64_t(node.cpus.size());
+    if (first < first_after(before)) homes_.push_back({node, first});
+  }
+  if (homes_.size() < 2) homes_.clear();
+  shares_ = std::vector<Share>(homes_.size());
   try {
-    for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
+    size_t home = 0;
+    for (int i = 1; i < threads; i++) {
+      while (home + 1 < homes_.size() && homes_[home + 1].first <= i) home++;
+      workers_.emplace_back([this, i, home] { work(i, home); });
+      if (homes_.empty()) continue;
+      if (int error = bind_thread(workers_.back().native_handle(), homes_[home].node.cpus)) thread_error_ = error;
+    }
   } catch (...) {
     end();
     throw;
@@ -60,29 +78,48 @@ void ThreadPool::end() {
   for (auto& worker : workers_) worker.join();
 }
 
-void ThreadPool::take_tasks(int thread) {
+void ThreadPool::Share::set(int32_t begin, int32_t new_end) {
+  end = new_end;
+  next.store(begin, std::memory_order_relaxed);
+}
+
+int32_t ThreadPool::share(int32_t count, size_t home) const {
+  return home == homes_.size() ? count : int32_t(int64_t(count) * homes_[home].first / size());
+}
+
+void ThreadPool::take(Share& share, int thread) {
+  // An empty share is only read: adding to it would take its line from those who look in next.
+  if (share.next.load(std::memory_order_relaxed) >= share.end) return;
+  for (int32_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) function_(context_, i, thread);
+}
+
+void ThreadPool::take_tasks(int thread, size_t home) {
   try {
-    for (int32_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) function_(context_, i, thread);
+    take(common_, thread);
+    for (size_t i = 0; i < shares_.size(); i++) take(shares_[(home + i) % shares_.size()], thread);
   } catch (...) {
-    next_.store(count_, std::memory_order_relaxed);
+    for (Share& share : shares_) share.next.store(share.end, std::memory_order_relaxed);
+    common_.next.store(common_.end, std::memory_order_relaxed);
     if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
   }
 }
 
-void ThreadPool::run_erased(int32_t count, Function function, void* context) {
+void ThreadPool::run_erased(int32_t count, int32_t common, Function function, void* context) {
   if (count <= 1 || workers_.empty()) {
     for (int32_t i = 0; i < count; i++) function(context, i, 0);
     return;
   }
   // Nobody is inside: what workers read may be written.
-  count_ = count;
   function_ = function;
   context_ = context;
-  next_.store(0, std::memory_order_relaxed);
+  const int32_t first = shares_.empty() ? count : common;
+  common_.set(0, first);
+  for (size_t i = 0; i < shares_.size(); i++)
+    shares_[i].set(first + share(count - first, i), first + share(count - first, i + 1));
   const uint64_t epoch = epoch_.value.load(std::memory_order_relaxed) + uint32_t(1);
   gate_.store((epoch & 0xffffffffu) << 32 | kOpen, std::memory_order_release);
   epoch_.add(1);
-  take_tasks(0);
+  take_tasks(0, 0);
   if (inside(gate_.fetch_and(~kOpen, std::memory_order_acq_rel))) {
     for (;;) {
       const uint32_t left = left_.value.load(std::memory_order_acquire);
@@ -108,15 +145,44 @@ void ThreadPool::leave() {
   if (!inside(gate) && !(gate & kOpen)) left_.add(1);
 }
 
-void ThreadPool::work(int thread) {
+void ThreadPool::work(int thread, size_t home) {
   FlushToZero flush;
   for (uint32_t seen = 0;;) {
     seen = epoch_.wait_while(seen);
     if (ending_.load(std::memory_order_relaxed)) return;
     if (!join(seen)) continue;  // over already, or another has begun
-    take_tasks(thread);
+    take_tasks(thread, home);
     leave();
   }
+}
+
+const std::vector<int>& ThreadPool::caller_cpus() const {
+  static const std::vector<int> any;
+  return homes_.empty() ? any : homes_[0].node.cpus;
+}
+
+void ThreadPool::place(const uint8_t* data, size_t bytes) const {
+  const size_t page = size_t(sysconf(_SC_PAGESIZE));
+  const int32_t pages = int32_t((bytes + page - 1) / page);
+  for (size_t i = 0; i < homes_.size(); i++) {
+    const size_t begin = size_t(share(pages, i)) * page, end = std::min(bytes, size_t(share(pages, i + 1)) * page);
+    if (int error = prefer_node(data + begin, end - begin, homes_[i].node.id)) memory_error_ = error;
+  }
+}
+
+void ThreadPool::interleave(const uint8_t* data, size_t bytes) const {
+  if (homes_.empty()) return;
+  std::vector<int> nodes;
+  for (const Home& home : homes_) nodes.push_back(home.node.id);
+  if (int error = interleave_nodes(data, bytes, nodes)) memory_error_ = error;
+}
+
+std::string ThreadPool::placement() const {
+  if (homes_.empty()) return "";
+  std::string text = std::to_string(homes_.size()) + " NUMA nodes";
+  for (const auto& [what, error] : {std::pair("threads", thread_error_.load()), std::pair("memory", memory_error_.load())})
+    if (error) text += std::string(", ") + what + " not bound to them (" + std::strerror(error) + ")";
+  return text;
 }
 
 }  // namespace interlingua

@@ -2,6 +2,7 @@
 // the GIL for its whole length.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -13,7 +14,9 @@
 
 #include "cpu.h"
 #include "model.h"
+#include "numa.h"
 #include "probe.h"
+#include "threads.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -261,12 +264,37 @@ NB_MODULE(_native, m) {
           "last_id"_a, "gamma"_a)
       .def_prop_ro("bytes", &GreenLists::bytes);
 
+  nb::class_<NumaNode>(m, "NumaNode")
+      .def(
+          "__init__",
+          [](NumaNode* self, int id, std::vector<int> cpus) {
+            expect(!cpus.empty(), "NumaNode: a node without CPUs has no threads");
+            new (self) NumaNode{id, std::move(cpus)};
+          },
+          "id"_a, "cpus"_a)
+      .def_ro("id", &NumaNode::id)
+      .def_ro("cpus", &NumaNode::cpus);
+  m.def("allowed_cpus", allowed_cpus, "CPUs that the calling thread may run on, ascending.");
+  m.def("numa_nodes", numa_nodes, "cpus"_a, "root"_a = kNumaRoot,
+        "Nodes that have some of `cpus` (ascending), with these CPUs alone; none if the system does not tell of each.");
+  nb::class_<ThreadPool>(m, "ThreadPool", "The threads of a model; for tests.")
+      .def(nb::init<int, const std::vector<NumaNode>&>(), "threads"_a, "nodes"_a = std::vector<NumaNode>())
+      .def(
+          "run",
+          [](ThreadPool& pool, int32_t count, const std::function<void(int32_t, int)>& task, int32_t common) {
+            nb::gil_scoped_release release;
+            pool.run(count, task, common);
+          },
+          "count"_a, "task"_a, "common"_a = 0)
+      .def_prop_ro("placement", &ThreadPool::placement);
+
   nb::class_<LoraAdapter>(m, "LoraAdapter")
       .def(nb::init<>())
       .def_prop_ro("bytes", &LoraAdapter::bytes);
 
   nb::class_<Model>(m, "Model")
-      .def(nb::init<const std::string&, int, ActivationKind, int32_t>(), "isa"_a, "threads"_a, "activations"_a, "max_rows"_a)
+      .def(nb::init<const std::string&, int, ActivationKind, int32_t, const std::vector<NumaNode>&>(), "isa"_a, "threads"_a,
+           "activations"_a, "max_rows"_a, "nodes"_a = std::vector<NumaNode>())
       .def("add_weight", &Model::add_weight, "kind"_a, "n"_a, "k"_a)
       .def(
           "fill_weight",
@@ -315,6 +343,7 @@ NB_MODULE(_native, m) {
       .def("kv_block", kv_block, "layer"_a, "block"_a)
       .def_prop_ro("kernels", &Model::kernels)
       .def_prop_ro("threads", &Model::threads)
+      .def_prop_ro("placement", &Model::placement, "The NUMA nodes that threads and memory are spread over; empty on one.")
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
       .def_prop_ro("kv_bytes", &Model::kv_bytes);
 }

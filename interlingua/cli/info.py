@@ -14,7 +14,7 @@ from interlingua.contract.errors import ModelError
 
 
 def run(options: Options) -> int:
-    rows = [*_program(), *_machine(options), *_kernels(options), *_models(options)]
+    rows = [*_program(), *_machine(options), *_numa(), *_kernels(options), *_models(options)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
@@ -53,6 +53,17 @@ def _memory() -> tuple[int, int] | None:
         return None
     sizes = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
     return sizes.get("MemAvailable", 0), sizes.get("MemTotal", 0)
+
+
+def _numa() -> Iterator[tuple[str, str]]:
+    try:
+        from interlingua.engine.native._native import allowed_cpus, numa_nodes
+    except ImportError:
+        return  # the row of kernels says so
+    nodes = numa_nodes(allowed_cpus())
+    if len(nodes) > 1:
+        sizes = ", ".join(f"{len(node.cpus)} cores on node {node.id}" for node in nodes)
+        yield "memory nodes", f"{len(nodes)} NUMA nodes: {sizes}"
 
 
 def _kernels(options: Options) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 Native engine of interlingua: packed weights, KV pool, one call a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import enum
 from typing import Annotated
 
@@ -122,6 +122,33 @@ class GreenLists:
     @property
     def bytes(self) -> int: ...
 
+class NumaNode:
+    def __init__(self, id: int, cpus: Sequence[int]) -> None: ...
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def cpus(self) -> list[int]: ...
+
+def allowed_cpus() -> list[int]:
+    """CPUs that the calling thread may run on, ascending."""
+
+def numa_nodes(cpus: Sequence[int], root: str = '/sys/devices/system/node') -> list[NumaNode]:
+    """
+    Nodes that have some of `cpus` (ascending), with these CPUs alone; none if the system does not tell of each.
+    """
+
+class ThreadPool:
+    """The threads of a model; for tests."""
+
+    def __init__(self, threads: int, nodes: Sequence[NumaNode] = []) -> None: ...
+
+    def run(self, count: int, task: Callable[[int, int], None], common: int = 0) -> None: ...
+
+    @property
+    def placement(self) -> str: ...
+
 class LoraAdapter:
     def __init__(self) -> None: ...
 
@@ -129,7 +156,7 @@ class LoraAdapter:
     def bytes(self) -> int: ...
 
 class Model:
-    def __init__(self, isa: str, threads: int, activations: ActivationKind, max_rows: int) -> None: ...
+    def __init__(self, isa: str, threads: int, activations: ActivationKind, max_rows: int, nodes: Sequence[NumaNode] = []) -> None: ...
 
     def add_weight(self, kind: WeightKind, n: int, k: int) -> int: ...
 
@@ -188,6 +215,10 @@ class Model:
 
     @property
     def threads(self) -> int: ...
+
+    @property
+    def placement(self) -> str:
+        """The NUMA nodes that threads and memory are spread over; empty on one."""
 
     @property
     def weight_bytes(self) -> int: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from interlingua.contract.engine import EngineInfo
 from interlingua.contract.errors import ModelError
 from interlingua.engine.native import models
-from interlingua.engine.native._native import KV_BLOCK, ActivationKind, KvKind, Model, WeightKind, kv_head_bytes
+from interlingua.engine.native._native import (
+    KV_BLOCK,
+    ActivationKind,
+    KvKind,
+    Model,
+    WeightKind,
+    allowed_cpus,
+    kv_head_bytes,
+    numa_nodes,
+)
 from interlingua.engine.native.config import ModelConfig
 from interlingua.engine.native.memory import available_memory
 from interlingua.engine.native.ops import AdaptableLinear, Built
@@ -120,9 +128,11 @@ def load_model(
     gguf = files.kind == "gguf"
     config = _config(family, files, checkpoint)
     size = _check_memory(files, options)
-    threads = options.threads or len(os.sched_getaffinity(0))
+    cpus = allowed_cpus()
+    threads = options.threads or len(cpus)
+    nodes = numa_nodes(cpus)
     try:
-        model = Model(options.tier, threads, _NUMERICS[options.activations], options.max_batch_tokens)
+        model = Model(options.tier, threads, _NUMERICS[options.activations], options.max_batch_tokens, nodes)
     except ValueError as error:
         raise ModelError(f"{options.tier_named_by}: {error}") from None
     done = 0
@@ -145,6 +155,7 @@ def load_model(
     kind = built.kind
     context = min(context, pool.tokens)
     numerics = "bfloat16" if kind == WeightKind.BF16 else f"{_KIND_NAMES[kind]} weights, {options.activations}"
+    where = f" on {model.placement}" if model.placement else ""
     info = EngineInfo(
         name="native",
         vocab_size=config.vocab,
@@ -152,8 +163,8 @@ def load_model(
         dtype=_KIND_NAMES[kind],
         device="cpu",
         description=(
-            f"{config.architecture}, {numerics} activations, {describe(model.kernels)} kernels, {threads} threads, "
-            f"weights {model.weight_bytes / 1e6:.0f} MB, {options.kv_cache_dtype} {pool}"
+            f"{config.architecture}, {numerics} activations, {describe(model.kernels)} kernels, "
+            f"{threads} threads{where}, weights {model.weight_bytes / 1e6:.0f} MB, {options.kv_cache_dtype} {pool}"
         ),
     )
     return LoadedModel(model, config, info, pool.blocks, built.adaptable)
