@@ -98,8 +98,7 @@ class Soak:
         self._cases = {n: case(n, self._kinds, ADAPTERS) for n in range(seed0, seed0 + cases)}
         self._bad = bad_requests(server.model)
         self._late = late_requests(server.model)
-        gauges = server.gauges()
-        self._idle = {name: gauges[name] for name in HELD}  # before anybody has asked for anything
+        self._idle = _idle(server)
 
     async def run(self, seconds: float, vanishing: int = 0) -> Report:
         report, begun = self.report, time.monotonic()
@@ -389,6 +388,15 @@ class Soak:
 def _until(end: float, numbers: Sequence[int], dice: random.Random) -> Iterable[int]:
     while time.monotonic() < end:
         yield dice.choice(numbers)
+
+
+def _idle(server: Server) -> dict[str, float]:
+    """What a server holds that nobody has asked anything yet: the most of two seconds, since a task comes and goes."""
+    looks = []
+    for _ in range(20):
+        looks.append(server.gauges())
+        time.sleep(0.1)
+    return {name: max(gauges[name] for gauges in looks) for name in HELD}
 
 
 def _open_files(server: Server) -> int:
