@@ -14,7 +14,7 @@ constexpr int kLanes = 16;             // outputs (or positions) that are comput
 constexpr int kGroup = 32;             // inputs that share a scale, and the length of one bf16 product chain
 constexpr int kKvBlock = 32;           // positions in a KV block
 constexpr int kAttentionBlock = 256;   // positions whose softmax is computed alone before merging
-constexpr int kPartHead = 16;          // floats before a part's values
+constexpr int kPartHead = 16;          // floats before a part's values: its maximum, its sum, and none
 
 enum class WeightKind : int32_t { kInt4 = 0, kInt8 = 1, kBf16 = 2 };
 
@@ -86,30 +86,30 @@ constexpr int64_t kv_head_bytes(KvKind kind, int32_t head_dim) {
   return kind == KvKind::kHalf ? int64_t(4) * kKvBlock * head_dim : int64_t(2) * kKvBlock * (head_dim + int64_t(sizeof(float)));
 }
 
+// A row of the batch, as attention sees it.
+struct AttentionRow {
+  int32_t row, position;
+  int32_t part_blocks;  // attention blocks that its parts have room for
+  int64_t parts;        // where they begin: [heads][part_blocks][kPartHead + head_dim]
+};
+
 struct AttentionArgs {
-  const float* q;  // first row; row r, head h at q + r*q_stride + h*head_dim
+  const float* q;  // the batch's; row r, head h at q + r*q_stride + h*head_dim
   int64_t q_stride;
   float* out;
   int64_t out_stride;
   KvKind kind;
   const uint8_t* kv;            // this layer's part of block 0: [kv_heads][kv_head_bytes]
   int64_t block_stride;         // bytes from one block to the next
-  const int32_t* block_table;   // of the sequence
-  int32_t position;             // absolute position of row 0
-  int32_t kv_heads, head_dim;
-  int32_t heads_per_kv;
+  const int32_t* block_table;   // of the sequence, or of one of those that share the blocks in question
+  const AttentionRow* rows;     // query i is head i % heads_per_kv of row i / heads_per_kv
+  int32_t heads_per_kv, head_dim;
   int32_t window;  // a query sees the last `window` positions, itself included; 0 = all
   float scale;
-  // A long context may be spread over tasks: each looks at attention blocks [block_begin, block_end) and leaves what
-  // comes of each block in `parts`, for `attention_merge`. Null = all blocks, merged at once; the bits are the same.
-  float* parts = nullptr;  // [queries from the task's first on][part_blocks][kPartHead + head_dim]
-  int32_t part_blocks = 0;  // attention blocks that `parts` has room for, from 0 on
-  int32_t block_begin = 0, block_end = 0x7fffffff / kAttentionBlock;
-
-  // Of query `query` of the task (from its first on) and attention block `block`: maximum, sum, ..., weighted values.
-  float* part(int32_t query, int32_t block) const {
-    return parts + (int64_t(query) * part_blocks + block) * (kPartHead + head_dim);
-  }
+  int32_t block_begin, block_end;  // attention blocks to look at
+  // Where queries see blocks in several tasks: each leaves there what comes of a block, for `attention_merge`. Null = merge
+  // at once; the bits are the same.
+  float* parts;
 };
 
 struct VocabStats {
@@ -141,10 +141,10 @@ struct KernelTable {
   void (*prepare)(const float* x, int32_t k, const float* norm, float eps, const Activations& out, int32_t row,
                   bool want_int8, bool want_int16, bool want_bf16, float* scratch);
 
-  // Query vectors [begin, end), numbered row * heads_per_kv + head, of one sequence and one KV head.
+  // Queries [begin, end) of one KV head.
   void (*attention)(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end);
 
-  // Merges the parts of the same query vectors, once all of them are there.
+  // Merges the parts of queries, once all of them are there.
   void (*attention_merge)(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end);
 
   // Rotates pairs (i, i + rotary/2) of each head in place: x[heads][head_dim], cos/sin [rotary/2].

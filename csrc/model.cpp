@@ -405,6 +405,7 @@ void Model::op_attention(int qkv, int out, int layer, int32_t heads, int32_t win
   if (kv_heads_ == 0 || heads % kv_heads_) throw std::invalid_argument("attention: heads and KV heads do not fit");
   if (heads_per_kv_ && heads_per_kv_ != heads / kv_heads_) throw std::invalid_argument("attention: layers differ in heads");
   heads_per_kv_ = heads / kv_heads_;
+  windows_ = windows_ || window > 0;
   Op op{OpKind::kAttention};
   op.a = qkv, op.b = out, op.c = layer, op.heads = heads, op.window = window, op.f = scale;
   ops_.push_back(op);
@@ -445,7 +446,7 @@ void Model::step(const StepInput& input, const StepOutput& output) {
   size_t widest = 1;
   for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
   while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
-  plan_attention(input);
+  if (heads_per_kv_) attention_.make(input, {kv_heads_, heads_per_kv_, head_dim_, windows_}, pool_.size());
   lora_.plan(input);
   for (const Op& op : ops_) {
     const auto start = profiling_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
@@ -559,73 +560,23 @@ void Model::run_rope_store(const Op& op, const StepInput& input) {
   });
 }
 
-// Cuts the attention of a batch into tasks, the same for every layer: finer than threads need, so that the last to finish is
-// short. What one query looks at is spread over tasks only where there are too few queries to be.
-void Model::plan_attention(const StepInput& input) {
-  constexpr int32_t kQueries = 48;      // a multiple of every tile of queries
-  constexpr int32_t kFewQueries = 24;   // up to so many are spread over their context
-  constexpr int64_t kLeastSpread = 512; // positions
-  tasks_.clear();
-  merges_.clear();
-  int64_t work = 0;  // positions that are read, by tiles of queries
-  const auto reads = [&](const AttentionTask& task) {
-    return int64_t(input.positions[input.offsets[task.sequence + 1] - 1] + 1) * ((task.end - task.begin + 5) / 6);
-  };
-  for (int32_t s = 0; s < input.sequences; s++) {
-    const int32_t vectors = (input.offsets[s + 1] - input.offsets[s]) * heads_per_kv_;
-    for (int32_t h = 0; h < kv_heads_; h++)
-      for (int32_t begin = 0; begin < vectors; begin += kQueries) {
-        tasks_.push_back({s, h, begin, std::min(vectors, begin + kQueries)});
-        work += reads(tasks_.back());
-      }
-  }
-  if (pool_.size() == 1) return;
-  const int64_t share = std::max(kLeastSpread, work / (pool_.size() * 4));
-  int64_t floats = 0;
-  for (size_t i = 0, whole = tasks_.size(); i < whole; i++) {
-    AttentionTask task = tasks_[i];
-    const int32_t blocks = input.positions[input.offsets[task.sequence + 1] - 1] / kAttentionBlock + 1;
-    const int32_t pieces = int32_t(std::min<int64_t>(blocks / 2, reads(task) / share));
-    if (pieces < 2 || task.end - task.begin > kFewQueries) continue;
-    task.parts = floats;
-    task.part_blocks = blocks;
-    floats += int64_t(task.end - task.begin) * blocks * (kPartHead + head_dim_);
-    merges_.push_back(task);
-    for (int32_t p = 0; p < pieces; p++) {
-      task.block_begin = blocks * p / pieces;
-      task.block_end = blocks * (p + 1) / pieces;
-      if (p == 0)
-        tasks_[i] = task;
-      else
-        tasks_.push_back(task);
-    }
-  }
-  if (parts_.size() < size_t(floats)) parts_.resize(size_t(floats));
-}
-
 AttentionArgs Model::attention_args(const Op& op, const StepInput& input, const AttentionTask& task) {
   const FloatBuffer& qkv = buffers_[size_t(op.a)];
   const FloatBuffer& out = buffers_[size_t(op.b)];
-  const int32_t row = input.offsets[task.sequence];
-  AttentionArgs args{qkv.row(row), qkv.width, out.row(row), out.width, kv_kind_, kv_layer(op.c), block_stride(),
-                     input.block_tables + int64_t(task.sequence) * input.max_blocks,
-                     input.positions[row], kv_heads_, head_dim_, heads_per_kv_, op.window, op.f};
-  if (task.parts >= 0) {
-    args.parts = parts_.data() + task.parts;
-    args.part_blocks = task.part_blocks;
-    args.block_begin = task.block_begin;
-    args.block_end = task.block_end;
-  }
-  return args;
+  return {qkv.row(0), qkv.width, out.row(0), out.width, kv_kind_, kv_layer(op.c), block_stride(),
+          input.block_tables + int64_t(task.sequence) * input.max_blocks, attention_.rows(task), heads_per_kv_, head_dim_,
+          op.window, op.f, task.block_begin, task.block_end, task.parts ? attention_.parts() : nullptr};
 }
 
 void Model::run_attention(const Op& op, const StepInput& input) {
-  pool_.run(int32_t(tasks_.size()), [&](int32_t i, int) {
-    const AttentionTask& task = tasks_[size_t(i)];
+  const auto& tasks = attention_.tasks();
+  pool_.run(int32_t(tasks.size()), [&](int32_t i, int) {
+    const AttentionTask& task = tasks[size_t(i)];
     kernels_->attention(attention_args(op, input, task), task.kv_head, task.begin, task.end);
   });
-  pool_.run(int32_t(merges_.size()), [&](int32_t i, int) {
-    const AttentionTask& task = merges_[size_t(i)];
+  const auto& merges = attention_.merges();
+  pool_.run(int32_t(merges.size()), [&](int32_t i, int) {
+    const AttentionTask& task = merges[size_t(i)];
     kernels_->attention_merge(attention_args(op, input, task), task.kv_head, task.begin, task.end);
   });
 }

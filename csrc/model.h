@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_plan.h"
 #include "kernel_table.h"
 #include "lora.h"
 #include "memory.h"
@@ -122,14 +123,6 @@ class Model {
     Buffer high, low, scale, sum, int_sum, half, rounded;
     Activations view() const;
   };
-  // Queries [begin, end) of a sequence and KV head, over all attention blocks or (parts >= 0) over some of them.
-  struct AttentionTask {
-    int32_t sequence, kv_head, begin, end;
-    int32_t block_begin = 0, block_end = 0x7fffffff / kAttentionBlock;
-    int64_t parts = -1;  // where its queries' parts begin in `parts_`
-    int32_t part_blocks = 0;
-  };
-
   void run(const Op& op, const StepInput& input, const StepOutput& output);
   void run_embed(const Op& op, const StepInput& input);
   void run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, int activations,
@@ -144,7 +137,6 @@ class Model {
   int new_buffer(int32_t width, int32_t rows);
   int new_activations(int32_t width, bool integer, bool bf16, int32_t rows);
   void expect_vector(int id, int32_t width, const char* what) const;
-  void plan_attention(const StepInput& input);
   AttentionArgs attention_args(const Op& op, const StepInput& input, const AttentionTask& task);
   // The pool is [blocks][layers][kv_layer_bytes]: a sequence that grows touches memory that lies together.
   uint8_t* kv_layer(int layer) const { return kv_.data() + size_t(layer) * kv_layer_bytes(); }
@@ -163,10 +155,10 @@ class Model {
   KvKind kv_kind_ = KvKind::kHalf;
   int32_t layers_ = 0, blocks_ = 0, kv_heads_ = 0, head_dim_ = 0;
   Buffer kv_;
-  std::vector<AttentionTask> tasks_, merges_;
-  std::vector<float> parts_;
+  AttentionPlan attention_;
   std::vector<int32_t> logit_groups_;
   int32_t heads_per_kv_ = 0;  // the same in all layers
+  bool windows_ = false;      // some layer sees only the last positions
   std::map<int, std::unique_ptr<SamplerState>> samplers_;
   int next_slot_ = 0;
   std::optional<GreenLists> green_lists_;

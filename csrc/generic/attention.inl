@@ -259,24 +259,31 @@ struct SoftmaxState {
   }
 };
 
-// Where a query vector lies, and which positions it sees: [first, last].
+// Where a query lies, and which positions it sees: [first, last].
 struct Query {
-  int64_t row, head;
-  int32_t first, last;
+  const AttentionRow& row;
+  int32_t head, first, last;
 
   Query(const AttentionArgs& args, int32_t kv_head, int32_t number)
-      : row(number / args.heads_per_kv), head(int64_t(kv_head) * args.heads_per_kv + number % args.heads_per_kv) {
-    last = args.position + int32_t(row);
+      : row(args.rows[number / args.heads_per_kv]), head(kv_head * args.heads_per_kv + number % args.heads_per_kv) {
+    last = row.position;
     first = args.window > 0 && last >= args.window ? last - args.window + 1 : 0;
   }
-  const float* source(const AttentionArgs& args) const { return args.q + row * args.q_stride + head * args.head_dim; }
-  float* target(const AttentionArgs& args) const { return args.out + row * args.out_stride + head * args.head_dim; }
+  const float* source(const AttentionArgs& args) const {
+    return args.q + row.row * args.q_stride + int64_t(head) * args.head_dim;
+  }
+  float* target(const AttentionArgs& args) const {
+    return args.out + row.row * args.out_stride + int64_t(head) * args.head_dim;
+  }
+  float* part(const AttentionArgs& args, int32_t block) const {
+    return args.parts + row.parts + (int64_t(head) * row.part_blocks + block) * (kPartHead + args.head_dim);
+  }
 };
 
-// Queries begin .. begin + R of the task that begins at query `task`. `kAhead` asks for KV before it is needed: for few
-// queries, which wait for memory; many find it in the cache.
+// Queries begin .. begin + R. `kAhead` asks for KV before it is needed: for few queries, which wait for memory; many find it
+// in the cache.
 template <template <int> class Form, int R, bool kAhead>
-inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin) {
+inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
   constexpr int B = Form<R>::kBlocks;
   const int32_t dim = args.head_dim;
   Form<R> form;
@@ -323,7 +330,7 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t t
       const float block_sum = sum_lanes(sum);
       form.set_weight(r, span, scores[r], peak);
       if (args.parts) {
-        float* part = args.part(begin + r - task, block);
+        float* part = Query(args, kv_head, begin + r).part(args, block);
         part[0] = block_max;
         part[1] = block_sum;
       } else {
@@ -333,13 +340,15 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t t
     for (int32_t d = 0; d < dim; d += B * kLanes) {  // head_dim is a multiple of 32
       F acc[B][R];
       form.outputs(span, d, acc);
-      for (int j = 0; j < B; j++)
-        for (int r = 0; r < R; r++) {
-          if (args.parts)
-            store(args.part(begin + r - task, block) + kPartHead + d + j * kLanes, acc[j][r]);
+      for (int r = 0; r < R; r++) {
+        float* part = args.parts ? Query(args, kv_head, begin + r).part(args, block) + kPartHead + d : nullptr;
+        for (int j = 0; j < B; j++) {
+          if (part)
+            store(part + j * kLanes, acc[j][r]);
           else
             state[r].add_values(d + j * kLanes, acc[j][r], keep[r], take[r]);
         }
+      }
     }
   }
   if (args.parts) return;
@@ -353,7 +362,7 @@ void attention_merge(const AttentionArgs& args, int32_t kv_head, int32_t begin, 
     SoftmaxState state;
     state.open(args.head_dim);
     for (int32_t block = query.first / kAttentionBlock; block <= query.last / kAttentionBlock; block++) {
-      const float* part = args.part(i - begin, block);
+      const float* part = query.part(args, block);
       float keep, take;
       state.merge(part[0], part[1], keep, take);
       for (int32_t d = 0; d < args.head_dim; d += kLanes) state.add_values(d, load(part + kPartHead + d), keep, take);
@@ -363,29 +372,28 @@ void attention_merge(const AttentionArgs& args, int32_t kv_head, int32_t begin, 
 }
 
 template <template <int> class Form, bool kAhead>
-inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin, int32_t count) {
+inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t count) {
   switch (count) {
-    case 5: attention_tile<Form, 5, kAhead>(args, kv_head, task, begin); break;
-    case 4: attention_tile<Form, 4, kAhead>(args, kv_head, task, begin); break;
-    case 3: attention_tile<Form, 3, kAhead>(args, kv_head, task, begin); break;
-    case 2: attention_tile<Form, 2, kAhead>(args, kv_head, task, begin); break;
-    case 1: attention_tile<Form, 1, kAhead>(args, kv_head, task, begin); break;
+    case 5: attention_tile<Form, 5, kAhead>(args, kv_head, begin); break;
+    case 4: attention_tile<Form, 4, kAhead>(args, kv_head, begin); break;
+    case 3: attention_tile<Form, 3, kAhead>(args, kv_head, begin); break;
+    case 2: attention_tile<Form, 2, kAhead>(args, kv_head, begin); break;
+    case 1: attention_tile<Form, 1, kAhead>(args, kv_head, begin); break;
     default: break;
   }
 }
 
-// Queries [begin, end) of the task that begins at query `task`.
 template <template <int> class Form>
-inline void attention_form(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin, int32_t end) {
-  if (end - begin < kQueryTile) return attention_rest<Form, true>(args, kv_head, task, begin, end - begin);
+inline void attention_form(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  if (end - begin < kQueryTile) return attention_rest<Form, true>(args, kv_head, begin, end - begin);
   int32_t i = begin;
-  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<Form, kQueryTile, false>(args, kv_head, task, i);
-  attention_rest<Form, false>(args, kv_head, task, i, end - i);
+  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<Form, kQueryTile, false>(args, kv_head, i);
+  attention_rest<Form, false>(args, kv_head, i, end - i);
 }
 
-inline void attention_generic(const AttentionArgs& args, int32_t kv_head, int32_t task, int32_t begin, int32_t end) {
-  args.kind == KvKind::kHalf ? attention_form<HalfKv>(args, kv_head, task, begin, end)
-                             : attention_form<Int8Kv>(args, kv_head, task, begin, end);
+inline void attention_generic(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  args.kind == KvKind::kHalf ? attention_form<HalfKv>(args, kv_head, begin, end)
+                             : attention_form<Int8Kv>(args, kv_head, begin, end);
 }
 
 // --- store -----------------------------------------------------------------------------------------------------------

@@ -126,6 +126,33 @@ def test_long_context_over_threads(
     assert np.array_equal(results[2], results[0])
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+@pytest.mark.parametrize("tier", [name for name in kernel_names() if name != "scalar"])
+def test_shared_blocks(demo_files: ModelFiles, kv: str, tier: str) -> None:
+    """Sequences that decode from the same KV blocks go together over them: as each alone, over blocks of its own."""
+    loaded = load(demo_files, isa=tier, kv_cache_dtype=kv)
+    runner = Runner(loaded)
+    prefix, other = random_ids(20, 800, 40000), random_ids(21, 300, 40000)
+    shared = runner.blocks(len(prefix))
+    runner.step([(prefix, 0, shared)], last_only=True)
+    tails = [random_ids(30 + i, 5 + 70 * i, 40000) for i in range(5)]
+    tables = [shared + runner.blocks(200 + len(tail)) for tail in tails]
+    tables[4][24:25] = runner.blocks(1)  # the last block of the prefix is this one's own
+    runner.step([(prefix[768:], 768, tables[4])], last_only=True)
+    alone = runner.blocks(len(other))
+    runner.step([(tail[:-4], 800, table) for tail, table in zip(tails, tables, strict=True)], last_only=True)
+    runner.step([(other[:-1], 0, alone)], last_only=True)
+    # One row each, and of one sequence four, as drafts are; a chunk of a prompt and a stranger beside them.
+    rows = [1, 4, 1, 1, 1]
+    decode = [(t[-4 : len(t) - 4 + n], 796 + len(t), table) for t, table, n in zip(tails, tables, rows, strict=True)]
+    chunk = (random_ids(40, 100, 40000), 0, runner.blocks(100))
+    together = runner.step([decode[0], chunk, *decode[1:], (other[-1:], len(other) - 1, alone)])
+    for tail, count, got in zip(tails, rows, [together[0], *together[2:6]], strict=True):
+        ids = prefix + tail[: len(tail) - 4 + count]
+        expected = runner.step([(ids, 0, runner.blocks(len(ids)))])[0]
+        assert np.array_equal(got, expected[-count:])
+
+
 @pytest.mark.parametrize("head", [64, 96, 128, 256])
 def test_head_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: int) -> None:
     """Both forms of KV on every tier, past a block of attention, with a window that starts within one."""

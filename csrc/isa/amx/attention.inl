@@ -84,8 +84,8 @@ void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_
   int32_t i = begin;
   if (args.kind == KvKind::kInt8 && end - begin >= kTileRows) {
     configure_attention(args.head_dim);
-    for (; i + kTileRows <= end; i += kTileRows) attention_tile<TileInt8Kv, kTileRows, false>(args, kv_head, begin, i);
+    for (; i + kTileRows <= end; i += kTileRows) attention_tile<TileInt8Kv, kTileRows, false>(args, kv_head, i);
     tile_release();
   }
-  attention_generic(args, kv_head, begin, i, end);
+  attention_generic(args, kv_head, i, end);
 }
