@@ -57,7 +57,7 @@ class LoraStep {
 
   // Makes `args`, the base kernel's call for operation `op`, add the deltas. They come from tasks of the same run of the
   // pool: first those of A x, whose number is returned, then `up` for blocks [begin, end) before the kernel is called
-  // for these. `up` waits for all of A x: without a barrier of its own, since tasks are begun in order.
+  // for these. `up` waits for all of A x: without a barrier of its own, since they are the run's common tasks.
   int32_t open(int op, int id, LinearArgs& args);
   void down(int32_t task) noexcept;
   void up(int32_t begin, int32_t end) const;
