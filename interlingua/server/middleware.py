@@ -54,9 +54,9 @@ async def read_body(exchange: Exchange, limit: int) -> bytes:
         PayloadTooLargeError: at once if the header says so, else when the limit is passed.
         ClientLeftError: the connection ended.
     """
-    length = exchange.headers.get("content-length", "")
+    length = exchange.headers.get("content-length", "").lstrip("0")
     if length.isdecimal() and int(length) > limit:
-        raise PayloadTooLargeError(f"the body must have at most {limit} bytes, got {int(length)}")
+        raise PayloadTooLargeError(f"the body must have at most {limit} bytes, got {length}")
     pieces: list[bytes] = []
     size = 0
     while True:

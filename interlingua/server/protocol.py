@@ -10,15 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from interlingua.server.exchange import WATCH
 from interlingua.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 _MAX_PIPELINED = 16  # requests of one connection that wait behind the one being answered
 _FRAMING = 1 << 20  # bytes around a body's pieces that are allowed anyway; beyond them, so many for a byte of body:
@@ -55,6 +58,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._body_timer: asyncio.TimerHandle | None = None
         self._last_data = 0.0  # when a byte came last, on the loop's clock
         self._lost = False
+        self._answered: RequestResponseCycle | None = None  # whose turn it is; the others wait in the pipeline
+        self._refusal = b""  # what the connection will end with, once the requests before have been answered
         self._on_leave: Callable[[], None] | None = None
 
     # --- the connection ------------------------------------------------------------------------
@@ -70,6 +75,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._body_timer is not None:
             self._body_timer.cancel()
         super().connection_lost(exc)
+        if self._answered is not None:  # uvicorn tells the last one of the pipeline alone
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         if self._on_leave is not None:
             self._on_leave()
 
@@ -109,6 +117,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_body = True
         self._raw_bytes = self._body_bytes = 0
         self.scope["extensions"] = {WATCH: {"watch": self.watch}}
+        self.expect_100_continue &= self.parser.get_http_version() == "1.1"
         super().on_headers_complete()
         if len(self.pipeline) > _MAX_PIPELINED:
             self.transport.abort()
@@ -167,14 +176,23 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(400, "this is no valid HTTP/1.1 request")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answers below the application, and ends the connection."""
+        """Answers below the application, and ends the connection. Requests before this one get their answers first."""
         kind = "timeout" if status == 408 else "validation"
         body = json.dumps({"error": message, "error_type": kind}).encode()
-        self.transport.write(
+        self._refusal = (
             STATUS_LINE[status]
             + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
             + body
         )
+        if self._in_body and self.pipeline:
+            self.pipeline.popleft()  # the refused one itself
+            self._in_body = False
+        answered = self._answered
+        if answered is None or answered.response_complete or self._in_body:
+            self._end()
+
+    def _end(self) -> None:
+        self.transport.write(self._refusal)
         self.transport.close()
 
     def _start_head_timer(self) -> None:
@@ -197,6 +215,8 @@ class LimitedProtocol(HttpToolsProtocol):
     # --- the body ------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
         if self._in_body:
             self._raw_bytes += len(data)
         self._unset_keepalive_if_required()
@@ -248,6 +268,16 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # --- the answer ----------------------------------------------------------------------------
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app if cycle.scope["http_version"] == "1.1" else _without_chunks(cycle, app))
+
+    def on_response_complete(self) -> None:
+        if self._refusal and not self.pipeline and not self.transport.is_closing():
+            self._end()
+        else:
+            super().on_response_complete()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._start_write_timer()
@@ -271,6 +301,27 @@ class LimitedProtocol(HttpToolsProtocol):
             self._start_write_timer()  # slow, but alive
         else:
             self.transport.abort()
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """For HTTP/1.0, without chunks: an answer of unknown length goes on to the end of the connection."""
+
+    async def plain(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        measured = True
+
+        async def sent(message: ASGISendEvent) -> None:
+            nonlocal measured
+            if message["type"] == "http.response.start":
+                measured = any(name == b"content-length" for name, _ in message["headers"])
+                if not measured:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and not measured:
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return plain
 
 
 def protocol_class(settings: ServerSettings) -> type[LimitedProtocol]:

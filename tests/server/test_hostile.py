@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import logging
 import re
 from collections.abc import Callable
 
 import pytest
 from byte_model import script
 from server_site import Site, Start
+from sockets import Connection
 
 from interlingua.engine.echo import Script
 
@@ -276,6 +279,74 @@ async def test_a_wish_for_another_protocol_is_declined_and_the_request_served(st
     socket = (b"connection: upgrade, close", b"upgrade: websocket")
     assert await answers(site, head(*socket, line=b"GET /health HTTP/1.1")) == [200]
     await site.home.emptied()
+
+
+async def everything(connection: Connection) -> bytes:
+    return await asyncio.wait_for(connection.reader.read(), HANG)
+
+
+async def test_a_request_that_cannot_be_read_waits_for_the_answers_before_it(start: Start):
+    """Its refusal must be taken for no other's answer, and must not stand in the middle of a stream."""
+    site = await start(Script(ids=(97,) * 20, delay=0.01))
+    stream = b'{"inputs":"x","parameters":{"max_new_tokens":20}}'
+    line = b"POST /generate_stream HTTP/1.1"
+    connection = await site.connect()
+    connection.writer.write(head(length(b"%d" % len(stream)), line=line) + stream)
+    first = await asyncio.wait_for(connection.reader.readuntil(b"\n\n"), HANG)
+    connection.writer.write(head(length(b"14")) + BODY + chunked(b"no chunk\r\n") + HIDDEN)
+    rest = await everything(connection)
+    streamed, _, after = (first + rest).partition(b"0\r\n\r\n")
+    assert streamed.count(b"data:") == 20
+    assert re.findall(rb"HTTP/1\.1 (\d+)", after) == [b"200", b"400"]
+    connection.close()
+    await site.home.emptied()
+
+
+async def test_a_late_head_waits_for_the_answer_before_it(start: Start):
+    site = await start(Script(ids=(97,) * 20, delay=0.03), server={"header_timeout": 0.2})
+    connection = await site.connect()
+    body = b'{"inputs":"x","parameters":{"max_new_tokens":20}}'
+    connection.writer.write(head(length(b"%d" % len(body))) + body + b"POST /gen")
+    assert re.findall(rb"HTTP/1\.1 (\d+)", await everything(connection)) == [b"200", b"408"]
+    connection.close()
+    await site.home.emptied()
+
+
+async def test_a_client_of_pipelined_requests_may_leave(start: Start, caplog: pytest.LogCaptureFixture):
+    """uvicorn tells the last request of the end alone; the one being answered must not fail over it."""
+    site = await start(Script(ids=(97,) * 1000, delay=0.01))
+    for path in (b"/generate", b"/generate_stream"):
+        connection = await site.connect()
+        body = b'{"inputs":"x","parameters":{"max_new_tokens":1000}}'
+        one = head(length(b"%d" % len(body)), line=b"POST %s HTTP/1.1" % path) + body
+        connection.writer.write(one * 2)
+        while not site.home.engine.stats().running:  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.01)
+        connection.reset()
+        await site.home.emptied()
+        await asyncio.sleep(0.05)  # what the connection's task still has to say
+    gc.collect()  # tasks whose exceptions nobody has seen speak then
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_http_1_0_gets_no_chunks_and_no_interim_answer(start: Start):
+    site = await start(script("ok"))
+    line = b"POST /generate_stream HTTP/1.0"
+    connection = await site.connect()
+    connection.writer.write(head(length(b"14"), b"expect: 100-continue", line=line) + BODY)
+    top, _, answer = (await everything(connection)).partition(b"\r\n\r\n")
+    assert top.startswith(b"HTTP/1.1 200") and b"connection: close" in top and b"transfer-encoding" not in top
+    assert answer.startswith(b"data:") and answer.endswith(b"}\n\n")
+    assert await answers(site, head(length(b"14"), line=b"POST /generate HTTP/1.0") + BODY) == [200]
+    connection.close()
+    await site.home.emptied()
+
+
+async def test_a_length_of_thousands_of_zeros(start: Start):
+    """Python reads at most 4,300 digits."""
+    site = await start(script("ok"))
+    assert await answers(site, head(length(b"0" * 5000 + b"14"), b"connection: close") + BODY) == [200]
+    assert await answers(site, head(length(b"0" * 5000 + b"99999999"), b"connection: close")) == [413]
 
 
 async def test_a_crowd_that_connects_and_says_nothing(start: Start):
