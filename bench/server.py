@@ -97,7 +97,7 @@ def running(
     program: Sequence[str] = ("-m", "interlingua.cli.main"),
     port: int | None = 0,
 ) -> Iterator[Server]:
-    """A server that runs while the block does, with no option in its environment but where models are kept.
+    """A server that runs while the block does, with no variable of ours in its environment but where models are kept.
 
     Args:
         seconds: how long it may take to start.

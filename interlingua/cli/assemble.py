@@ -15,6 +15,7 @@ from interlingua.cli.progress import WeightsBar
 from interlingua.contract.engine import Engine
 from interlingua.contract.errors import ModelError
 from interlingua.contract.request import Watermark
+from interlingua.media.sources import MediaSources
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel
 from interlingua.text.chat_template import ChatTemplate, special_tokens
@@ -95,6 +96,14 @@ def limits(options: Options) -> Limits:
         max_concurrent_requests=options.max_concurrent_requests,
         max_prompt_chars=LENIENT_PROMPT_CHARS if options.lenient_ranges else MAX_PROMPT_CHARS,
         timeout=options.timeout,
+    )
+
+
+def media(options: Options) -> MediaSources:
+    return MediaSources(
+        hosts=frozenset(options.allowed_media_domains),
+        public=options.allow_public_media,
+        folder=options.allowed_local_media_path,
     )
 
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic, TypeVar, cast
 
+from interlingua.media.sources import HOST_RULE, canonical_host
 from interlingua.service.adapters import NAME_RULE, is_name
 
 Pairs = tuple[tuple[str, str], ...]
@@ -106,6 +107,28 @@ class Texts(Kind[tuple[str, ...]]):
 
     def show(self, value: object) -> str:
         return ", ".join(cast(tuple[str, ...], value)) or "none"
+
+
+class Hosts(Texts):
+    """Hosts, compared exactly: `NAME,ADDRESS`, the flag repeated or not; a list or such a text in a file."""
+
+    def __init__(self) -> None:
+        super().__init__("HOST,…")
+
+    @property
+    def accepts(self) -> str:
+        return f"hosts with commas between them, each {HOST_RULE}"
+
+    def check(self, value: object) -> tuple[str, ...]:
+        items = super().check([value] if isinstance(value, str) else value)
+        hosts = [host.strip() for item in items for host in item.replace("\n", ",").split(",")]
+        try:
+            return tuple(dict.fromkeys(canonical_host(host) for host in hosts))
+        except ValueError:
+            raise self.refusal(value) from None
+
+    def read(self, text: str) -> tuple[str, ...]:
+        return self.check(text)
 
 
 class Arguments(Texts):

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from interlingua.cli.kinds import Arguments, Choice, Integer, Key, Kind, NamedFolders, Number, Size, Switch, Text, Texts
+from interlingua.cli.kinds import (
+    Arguments,
+    Choice,
+    Hosts,
+    Integer,
+    Key,
+    Kind,
+    NamedFolders,
+    Number,
+    Size,
+    Switch,
+    Text,
+    Texts,
+)
 
 ENV_PREFIX = "INTERLINGUA_"
 CONFIG_ENV = ENV_PREFIX + "CONFIG"  # names the file itself, so it is no row of the table
@@ -29,6 +42,7 @@ class Group(Enum):
     ENGINE = ("Engine", "Which engine runs it and with what numerics.")
     MEMORY = ("Memory and batching", "How much the native engine takes on at once.")
     LIMITS = ("Limits", "What one request may ask for, by the names of the API documents in snake case.")
+    MEDIA = ("Media", "Which images, videos and audio clips a prompt may name. See docs/dialects.md, Typed parts.")
     WIRE = ("Wire", "Where the dialects leave a choice.")
     SERVER = ("Server", "The socket and what is around it.")
     SAMPLING = ("Generation", "How `interlingua generate` chooses tokens.")
@@ -46,7 +60,11 @@ class Group(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A row of the table. `default_text` says what an absent value (None) means."""
+    """A row of the table.
+
+    `default_text` says what an absent value (None) means. `other_env` is a second variable, by the name that the API
+    documents give it; ours wins.
+    """
 
     name: str
     kind: Kind[object]
@@ -57,6 +75,7 @@ class Option:
     commands: tuple[str, ...]
     positional: bool
     secret: bool
+    other_env: str
 
     @property
     def flag(self) -> str:
@@ -89,6 +108,7 @@ def _option(
     commands: tuple[str, ...] = _SERVE,
     positional: bool = False,
     secret: bool = False,
+    other_env: str = "",
 ) -> T:
     """A field of `Options` that carries its row. `absent` says in words what the default None means."""
     row = {
@@ -99,6 +119,7 @@ def _option(
         "commands": commands,
         "positional": positional,
         "secret": secret,
+        "other_env": other_env,
     }
     return dataclasses.field(default=default, metadata={"row": row})
 
@@ -288,6 +309,21 @@ class Options:
         600.0,
         Group.LIMITS,
         "seconds after which a request that names no timeout ends with 504",
+    )
+
+    allowed_media_domains: tuple[str, ...] = _option(
+        Hosts(),
+        (),
+        Group.MEDIA,
+        "hosts that http and https URLs of media may name, compared exactly and without the port: no subdomains. A "
+        "private address must be listed as such",
+        other_env="ALLOWED_MEDIA_DOMAINS_ENV",
+    )
+    allow_public_media: bool = _option(
+        Switch(), False, Group.MEDIA, "let such URLs name every public host; without it and without a list, none"
+    )
+    allowed_local_media_path: str = _option(
+        Text("FOLDER"), "/data/multimodal_inputs", Group.MEDIA, "the folder below which paths of media must lie"
     )
 
     tgi_profile: str = _option(

@@ -88,7 +88,7 @@ def _row(option: Option) -> str:
         default = "none"
     cells = (
         flag,
-        f"`{option.env}`",
+        f"`{option.env}`" + (f" or `{option.other_env}`" if option.other_env else ""),
         f"`{option.name}`",
         option.kind.accepts,
         default,

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def run(options: Options) -> int:
     begun = time.monotonic()
     logs.set_up(options.log_level, options.log_format == "json")
-    service = Service(assemble.limits(options))
+    service = Service(assemble.limits(options), media=assemble.media(options))
     app = build_app(service, discover(), assemble.server_settings(options), assemble.wire_settings(options))
 
     async def load() -> ServedModel:

@@ -44,14 +44,15 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str], config: str
 def read_environment(environ: Mapping[str, str], notes: Notes) -> dict[str, object]:
     """The options among the variables; an empty variable counts as absent."""
     by_env = {option.env: option for option in OPTIONS}
+    others = {option.other_env: option for option in OPTIONS if option.other_env}
     values: dict[str, object] = {}
-    for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name == CONFIG_ENV or not text:
+    for name, text in sorted(environ.items(), key=lambda item: item[0] not in others):  # the last word is that of ours
+        if not (name.startswith(ENV_PREFIX) or name in others) or name == CONFIG_ENV or not text:
             continue
         if _SERVICE_LINK.fullmatch(name) or text.startswith("tcp://"):
             notes.append(f"{name} looks like a Kubernetes service link and is ignored")
             continue
-        option = by_env.get(name)
+        option = by_env.get(name) or others.get(name)
         if option is None:
             known = [other.removeprefix(ENV_PREFIX) for other in (*by_env, CONFIG_ENV)]
             guess = did_you_mean(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)

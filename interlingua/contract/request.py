@@ -43,8 +43,10 @@ class MediaPart:
     """An image, a video or an audio clip, as the client named it; nothing has been fetched yet."""
 
     kind: Literal["image", "video", "audio"]
-    source: str  # URL, local path or data URI / bare base64
+    form: Literal["url", "file", "data"]  # of `source`: http(s) URL, local path or file URL, data URI or bare base64
+    source: str
     field: str  # wire name, for errors: `inputs[1].image_url`
+    max_bytes: int  # of the file; data are measured already
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class TextPrompt:
     field: str = "inputs"  # wire name, for errors
     add_special: bool = True  # the tokenizer adds its own special tokens; a rendered chat brings them
     reasoning: bool = False  # ends inside a block of reasoning: what the model says next is not the answer yet
+
+    @property
+    def media(self) -> list[MediaPart]:
+        return [part for part in self.parts if isinstance(part, MediaPart)]
 
     @property
     def text(self) -> str:
@@ -70,6 +76,10 @@ class TokenPrompt:
 
     ids: tuple[int, ...]
     field: str = "input_id"
+
+    @property
+    def media(self) -> list[MediaPart]:
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,10 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final: bool = False
     field: str = "messages"
+
+    @property
+    def media(self) -> list[MediaPart]:
+        return [part for message in self.messages for part in message.parts or () if isinstance(part, MediaPart)]
 
     @property
     def chars(self) -> int:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from interlingua.contract.dialect import DialectSettings
 from interlingua.contract.request import ChatMessage, MediaPart, TextPart, ToolCall
-from interlingua.dialects._bounds import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS, MAX_TOOLS
+from interlingua.dialects._bounds import MAX_ARGUMENTS, MAX_MEDIA, MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS, MAX_TOOLS
 from interlingua.dialects._openai_rules import FUNCTION_NAME, checked_at
 from interlingua.dialects._parts import MiB
 from interlingua.dialects._parts import Prompt as PartsRule
 from interlingua.dialects._rules import Refusal
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_SOUNDS = ("mp3", "wav", "flac")
 _PARTS = PartsRule(max_chars=40 * MiB, image_bytes=20 * MiB, audio_bytes=20 * MiB)
 
 
@@ -62,7 +63,11 @@ class Messages:
             raise Refusal(content, place, "a string or a non-empty list of parts")
         if len(content) > MAX_PARTS:
             raise Refusal(content, place, f"a list of at most {MAX_PARTS} parts", f"{len(content)}")
-        return tuple(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+        parts = tuple(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+        media = sum(isinstance(part, MediaPart) for part in parts)
+        if media > MAX_MEDIA:
+            raise Refusal(content, place, f"a list with at most {MAX_MEDIA} media parts", f"{media}")
+        return parts
 
     def _calls(self, value: object, place: str, settings: DialectSettings) -> tuple[ToolCall, ...]:
         if value is None:
@@ -118,12 +123,14 @@ def _part(part: object, place: str) -> TextPart | MediaPart:
         return TextPart(text)
     if isinstance(part, dict) and part.get("type") == "input_audio":
         sound = part.get("input_audio")
-        data = sound.get("data") if isinstance(sound, dict) else None
-        if not isinstance(data, str):
-            raise Refusal(sound, f"{place}.input_audio", 'an object {"data": base64, "format": string}')
-        return MediaPart("audio", data, f"messages{place}.input_audio")
-    found = _PARTS.part(part, place)
-    return MediaPart(found.kind, found.source, f"messages{found.field}") if isinstance(found, MediaPart) else found
+        data, form = (sound.get("data"), sound.get("format")) if isinstance(sound, dict) else (None, None)
+        if not isinstance(data, str) or form not in _SOUNDS:
+            words = f'an object {{"data": base64, "format": one of {", ".join(_SOUNDS)}}}'
+            raise Refusal(sound, f"{place}.input_audio", words)
+        found: TextPart | MediaPart = _PARTS.audio(data, f"{place}.input_audio.data")
+    else:
+        found = _PARTS.part(part, place)
+    return replace(found, field=f"messages{found.field}") if isinstance(found, MediaPart) else found
 
 
 def _optional(item: Mapping[str, Any], name: str, place: str) -> str | None:

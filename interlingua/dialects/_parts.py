@@ -1,13 +1,13 @@
 """Prompts: a string, or a list of typed parts (text, image, video, audio), as far as bytes alone tell.
 
-Nothing is fetched or opened here: whether a host is allowed or a file exists is found out where media load.
+Nothing is fetched or opened here: whether a host is allowed and a file exists is what `media/sources.py` looks at.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -99,16 +99,26 @@ class Prompt:
         if not isinstance(value, str) or not value:
             raise Refusal(value, place, 'a non-empty string or an object {"url": string}')
         kind = _KINDS[name]
-        self._check_source(kind, value, place)
-        return MediaPart(kind.kind, value, place)
+        return MediaPart(kind.kind, self._form(kind, value, place), value, place, self._most(kind))
 
-    def _check_source(self, kind: Kind, source: str, place: str) -> None:
-        """A URL, a data URI, a local path or bare base64, decided in this order."""
+    def audio(self, data: str, place: str) -> MediaPart:
+        """An audio clip of bare base64. Raises Refusal."""
+        kind = _KINDS["audio_url"]
+        self._check_base64(kind, data, 0, place)
+        return MediaPart(kind.kind, "data", data, place, self._most(kind))
+
+    def _most(self, kind: Kind) -> int:
+        return {"image": self.image_bytes, "audio": self.audio_bytes, "video": self.video_bytes}[kind.kind]
+
+    def _form(self, kind: Kind, source: str, place: str) -> Literal["url", "file", "data"]:
+        """A URL, a data URI, a local path or bare base64, decided in this order. Raises Refusal."""
         scheme = match[1].lower() if (match := _SCHEME.match(source)) else ""
         if scheme in ("http", "https"):
-            return _check_url(kind, source, place)
+            _check_url(kind, source, place)
+            return "url"
         if scheme == "data":
-            return self._check_data(kind, source, place)
+            self._check_data(kind, source, place)
+            return "data"
         if scheme not in ("", "file"):
             raise Refusal(source, place, "an http or https URL, a data URI or a local path", given=f"scheme {scheme}")
         if source.lower().endswith(tuple("." + extension for extension in kind.extensions)):
@@ -116,9 +126,10 @@ class Prompt:
                 raise Refusal(source, place, f"a path of at most {MAX_LOCATOR} characters", f"{len(source)}")
             if not _PATH.fullmatch(source):
                 raise Refusal(source, place, "a path of letters, digits, `_`, `.`, `-` and `/`")
-            return None
+            return "file"
         if kind.bare_base64 and "." not in source[:MAX_LOCATOR]:
-            return self._check_base64(kind, source, 0, place)
+            self._check_base64(kind, source, 0, place)
+            return "data"
         raise Refusal(source, place, _file_words(kind))
 
     def _check_data(self, kind: Kind, source: str, place: str) -> None:
@@ -132,9 +143,8 @@ class Prompt:
         if (len(source) - start) % 4 or not _BASE64.fullmatch(source, start):
             raise Refusal(source, place, f"{_file_words(kind)} or valid base64 data")
         size = (len(source) - start) // 4 * 3 - source[-2:].count("=")
-        limit = {"image": self.image_bytes, "audio": self.audio_bytes, "video": self.video_bytes}[kind.kind]
-        if size > limit:
-            raise Refusal(source, place, f"{kind.kind} data of at most {limit} bytes", f"{size} bytes")
+        if size > self._most(kind):
+            raise Refusal(source, place, f"{kind.kind} data of at most {self._most(kind)} bytes", f"{size} bytes")
 
     def accepts(self, settings: DialectSettings) -> str:
         return f"a string of 1 to {self.max_chars} characters or a list of 1 to {MAX_PARTS} typed parts"
@@ -160,8 +170,7 @@ def text_prompt(parts: tuple[TextPart | MediaPart, ...], field: str) -> TextProm
     """The prompt of field `field`, whose media parts then know their full wire names."""
     if any(isinstance(part, MediaPart) for part in parts):
         parts = tuple(
-            MediaPart(part.kind, part.source, field + part.field) if isinstance(part, MediaPart) else part
-            for part in parts
+            replace(part, field=field + part.field) if isinstance(part, MediaPart) else part for part in parts
         )
     return TextPrompt(parts, field)
 

@@ -246,8 +246,8 @@ _MEDIA = """\
 
 A prompt may be a list of `{"type": T, T: value}` with T one of `text`, `image_url`, `video_url`,
 `audio_url`; a media value is a string or `{"url": string}`. At most 20 media parts. A value is, decided in
-this order, an http or https URL of at most 4,096 characters, a base64 data URI, a local path of at most
-4,096 characters, or for images bare base64.
+this order, an http or https URL of at most 4,096 characters, a base64 data URI, a local path (or `file://` and one) of
+at most 4,096 characters, or for images bare base64.
 
 | kind | files | data URIs | most bytes on TGI | most bytes on Triton |
 |---|---|---|---|---|
@@ -255,8 +255,23 @@ this order, an http or https URL of at most 4,096 characters, a base64 data URI,
 | video | mp4, avi, wmv | video/mp4, video/x-msvideo, video/x-ms-wmv | 512 MiB | 512 MiB |
 | audio | mp3, wav, flac | audio/mpeg, audio/mp3, audio/x-wav, audio/wav, audio/flac | 40 MiB | 20 MiB |
 
-A model that reads text only refuses media parts, and nothing is fetched or opened: `ALLOWED_MEDIA_DOMAINS_ENV` and
-`/data/multimodal_inputs/` have nothing to decide yet. Markdown images in a string stay plain text.
+What a part may name is the operator's to say ([configuration.md](configuration.md), Media):
+
+- The host of a URL must be in `allowed_media_domains` (the variable `ALLOWED_MEDIA_DOMAINS_ENV`), compared exactly in lower
+  case and without the port, or on the internet with `allow_public_media`. Without either, no URL is taken.
+- A private, loopback, link-local, reserved or metadata address is taken only if the list holds it as such. IPv6
+  addresses that hold an IPv4 address are none of the internet. `localhost` is never taken; `*.internal`, `*.local`, names
+  without a dot, nip.io and sslip.io only if the list has the whole name.
+- A URL has no user, and its host is a name in ASCII without a dot at the end, or an address in its usual notation: not
+  in decimal, octal or hex.
+- A path is absolute, without `.`, `..` and empty steps, and leads through no symbolic link to a regular file below
+  `allowed_local_media_path` (`/data/multimodal_inputs`) that is not larger than the table says.
+
+A part that breaks these rules is refused for that, with its place, the rule and what was given. A part that keeps them
+is refused too, since the served model reads text only: nothing is fetched, no name is resolved and no file is opened.
+What only fetching can do does not exist yet: to judge the address that a name leads to, the size and the content of
+what comes, and at the start the free disk for it (largest file x requests at once x 1.5). Markdown images in a string
+stay plain text.
 """
 
 

@@ -35,10 +35,12 @@ from interlingua.contract.request import (
     GenerationRequest,
     PreparedRequest,
     Priority,
+    Prompt,
     SamplingParams,
     TextPrompt,
     Watermark,
 )
+from interlingua.media.sources import MediaSources
 from interlingua.service import adapters
 from interlingua.service.choices import Children, Choices, children_of
 from interlingua.service.deadline import Deadline
@@ -84,8 +86,11 @@ class Service:
     `begin_stop`, while running requests go on.
     """
 
-    def __init__(self, limits: Limits | None = None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, limits: Limits | None = None, metrics: Metrics | None = None, media: MediaSources | None = None
+    ) -> None:
         self.limits = limits or Limits()
+        self._media = media or MediaSources()
         self.metrics = metrics or Metrics()
         self.metrics.inside = lambda: self._inside
         self.metrics.stats = lambda: self._model.engine.stats() if self._model else None
@@ -239,6 +244,8 @@ class Service:
             model, preparer, table = self._admit(request)
             deadline = Deadline(timing.arrived, request.timeout or self.limits.timeout)
             run = self._enlist(request, deadline)
+            with deadline:
+                await self._check_media(request.prompt)
             request = await self._rendered(preparer, request, deadline)
             prepared, stops = await self._prepare(preparer, request, deadline)
             timing.queued = time.monotonic()
@@ -301,6 +308,7 @@ class Service:
         """The prompt's tokens and their places in it, without a permit. Raises RequestError."""
         tokenizer = self.loaded().tokenizer
         assert self._preparer is not None
+        await self._check_media(prompt)
         self._preparer.check_prompt(prompt)
         text = prompt.text
         return await self._off_loop(len(text), lambda: tokenizer.encode_with_offsets(text, prompt.add_special))
@@ -345,6 +353,7 @@ class Service:
         """The text of a conversation, without a permit. Raises RequestError."""
         chat = self.loaded().chat
         assert self._preparer is not None
+        await self._check_media(prompt)
         self._preparer.check_prompt(prompt)
         return await chat.render(prompt)
 
@@ -392,6 +401,11 @@ class Service:
         self._inside -= run.permits
         if self._inside == 0:
             self._emptied.set()
+
+    async def _check_media(self, prompt: Prompt) -> None:
+        """Raises ValidationError for media that may not be named here, before the model refuses what it cannot read."""
+        if media := prompt.media:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._media.check, media)
 
     async def _rendered(self, preparer: Preparer, request: GenerationRequest, deadline: Deadline) -> GenerationRequest:
         """`request` with the text of its conversation, if it has one."""

@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from interlingua.cli import parser
-from interlingua.cli.kinds import Arguments, Choice, Integer, Kind, NamedFolders, Number, Size, Switch, Text, Texts
+from interlingua.cli.kinds import (
+    Arguments,
+    Choice,
+    Hosts,
+    Integer,
+    Kind,
+    NamedFolders,
+    Number,
+    Size,
+    Switch,
+    Text,
+    Texts,
+)
 from interlingua.cli.options import BY_NAME, OPTIONS, Group, Option, Options
 from interlingua.cli.settings import Notes, UsageError, resolve
 
@@ -27,6 +39,8 @@ def sample(option: Option) -> tuple[str, object, object]:
         return "a=/x,b/c=y z", {"a": "/x", "b/c": "y z"}, (("a", "/x"), ("b/c", "y z"))
     if isinstance(kind, Arguments):
         return "tensor-parallel-size=4", {"tensor-parallel-size": 4}, ("tensor-parallel-size=4",)
+    if isinstance(kind, Hosts):
+        return "B.example, ::1", ["b.example", "[0::1]"], ("b.example", "::1")
     if isinstance(kind, Texts):
         return "END", ["END"], ("END",)
     if isinstance(kind, Number):
@@ -73,6 +87,33 @@ def test_the_first_source_that_names_an_option_wins(tmp_path: Path) -> None:
     environ = {"INTERLINGUA_PORT": "2", "INTERLINGUA_HOST": "variable"}
     options = resolve({"port": 3}, environ, str(path), Notes())
     assert (options.port, options.host, options.threads, options.max_batch_size) == (3, "variable", 1, 256)
+
+
+def test_the_documents_name_of_a_variable_counts_after_ours() -> None:
+    theirs = {"ALLOWED_MEDIA_DOMAINS_ENV": "upload.example.org, C.example.com,10.0.0.1"}
+    hosts = ("upload.example.org", "c.example.com", "10.0.0.1")
+    assert resolve({}, theirs, None, Notes()).allowed_media_domains == hosts
+    assert resolve({}, {"ALLOWED_MEDIA_DOMAINS_ENV": ""}, None, Notes()).allowed_media_domains == ()
+    ours = {"INTERLINGUA_ALLOWED_MEDIA_DOMAINS": "ours.example"}
+    for environ in (theirs | ours, ours | theirs):
+        assert resolve({}, environ, None, Notes()).allowed_media_domains == ("ours.example",)
+    assert resolve({"allowed_media_domains": ("flag.example",)}, theirs, None, Notes()).allowed_media_domains == (
+        "flag.example",
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["*.example.org", "http://h.example", "h.example:80", "h.example/a", "a,,b", "127.1", "é.org"]
+)
+def test_hosts_that_could_never_be_met_are_a_bad_start(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve({}, {"ALLOWED_MEDIA_DOMAINS_ENV": text}, None, Notes())
+    assert str(caught.value).startswith("ALLOWED_MEDIA_DOMAINS_ENV must be hosts with commas between them")
+
+
+def test_hosts_of_several_flags_and_commas() -> None:
+    _, _, flags = parser.parse(["serve", "--allowed-media-domains", "a.b,c.d", "--allowed-media-domains", "1.2.3.4"])
+    assert flags["allowed_media_domains"] == ("a.b", "c.d", "1.2.3.4")
 
 
 def test_file_named_by_a_variable(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from interlingua.contract.errors import GenerationError
 from interlingua.contract.request import PreparedRequest
 from interlingua.engine.echo import EchoEngine, Script
 from interlingua.engine.peft import CONFIG_FILE
+from interlingua.media.sources import MediaSources
 from interlingua.server.app import build_app
 from interlingua.server.routes import discover
 from interlingua.server.run import bind, listening
@@ -154,7 +155,7 @@ async def _serve_all() -> None:
             await engine.start()
             for name in ADAPTERS:
                 await engine.load_adapter(name, adapter)
-            service = Service(limits)
+            service = Service(limits, media=MediaSources(hosts=frozenset({"h.example"})))
             chat = ChatTemplate(CHAT_TEMPLATE)
             stack.callback(service.close)
             service.attach(ServedModel(MODEL, engine, ByteTokenizer(), ModelDefaults(), chat=chat))

@@ -307,7 +307,7 @@ def test_markdown_images_are_plain_text_and_nothing_is_fetched(served: Served) -
 
 def test_good_media_are_refused_by_a_text_model(served: Served) -> None:
     for kind, source in (
-        ("image_url", "/xxxx/test.png"),
+        ("image_url", "data:image/png;base64,AAAA"),
         ("video_url", "http://h.example/a.mp4"),
         ("audio_url", "data:audio/flac;base64,AAAA"),
     ):
@@ -320,6 +320,39 @@ def test_good_media_are_refused_by_a_text_model(served: Served) -> None:
         got = triton(served.url, TRITON, parts)
         assert (got.status, got.json["error_type"]) == (400, "validation")
         assert got.json["error"].startswith(f"`text_input[1].{kind}` is ")
+
+
+def test_media_that_may_not_be_named_are_refused_for_that(served: Served) -> None:
+    for source, rule in (
+        ("/xxxx/test.png", "must be a path below /data/multimodal_inputs"),
+        ("/data/multimodal_inputs/../../etc/a.png", "must be an absolute path below /data/multimodal_inputs without"),
+        ("/data/multimodal_inputs/none.png", "must name a file that exists"),
+        ("http://other.example/a.png", "must name a host that is allowed here"),
+        ("http://169.254.169.254/a.png", "must name no private, loopback, link-local, reserved or metadata address"),
+        ("http://2130706433/a.png", "must be a host name of"),
+        ("http://h.example@10.0.0.1/a.png", "must be a URL of the form"),
+    ):
+        image = {"type": "image_url", "image_url": {"url": source}}
+        bodies = (
+            (GENERATE, {"inputs": [image]}, 422, "inputs[0]"),
+            (STREAM, {"inputs": [image]}, 422, "inputs[0]"),
+            (ROOT, {"inputs": [image]}, 422, "inputs[0]"),
+            (TRITON, {"text_input": [image]}, 400, "text_input[0]"),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": [image]}]},
+                400,
+                "messages[0].content[0]",
+            ),
+            ("/tokenize", {"messages": [{"role": "user", "content": [image]}]}, 422, "messages[0].content[0]"),
+        )
+        for path, body, status, place in bodies:
+            got = send(served.url, path, body)
+            assert got.status == status, (path, got.body)
+            error = got.json["error"]
+            message = error if isinstance(error, str) else error["message"]
+            assert message.startswith(f"`{place}.image_url.url` {rule}"), (path, message)
+            assert message.endswith(f', got "{source}"')
 
 
 def test_text_parts_are_joined_with_nothing(served: Served) -> None:

@@ -97,6 +97,7 @@ TENSORS = sorted({one.name for one in (*INPUT_FIELDS, *OUTPUT_FIELDS)})
 WORDS = (
     *("None", "text", "json", "regex", "json_schema", "json_object", "auto", "required", "user", "assistant", "tool"),
     *("BYTES", "BOOL", "UINT32", "http://h/a.png", "data:image/png;base64,AAAA", "tiny", "my-lora", "\ud800"),
+    *("http://h.example/a.png", "http://[::1]/a.png", "/data/multimodal_inputs/../a.png", "video_url", "input_audio"),
 )
 KEYS = (
     *("type", "value", "schema", "text", "image_url", "url", "x", "role", "content", "name", "arguments", "function"),

@@ -13,34 +13,36 @@ from interlingua.contract.request import MediaPart, TextPart, TextPrompt
 from interlingua.dialects._parts import MiB
 
 GOOD = [
-    ("image_url", "/data/multimodal_inputs/test.png"),
-    ("image_url", "file:///data/multimodal_inputs/é_1.JPG"),
-    ("image_url", "relative/a.jpeg"),
-    ("image_url", "http://h.example/a.png"),
-    ("image_url", "HTTPS://h.example:8443/a/b.JPEG?size=1&x=.gif"),
-    ("image_url", "http://[2001:db8::1]/a.png"),
-    ("image_url", "data:image/png;base64,AAAA"),
-    ("image_url", "data:image/jpeg;base64,AAA="),
-    ("image_url", "AAAA/+=="),
-    ("video_url", "/data/a.mp4"),
-    ("video_url", "http://h.example/a.avi"),
-    ("video_url", "data:video/x-ms-wmv;base64,AA=="),
-    ("audio_url", "a.flac"),
-    ("audio_url", "http://h.example/a.mp3"),
-    ("audio_url", "data:audio/x-wav;base64,AAAA"),
+    ("file", "image_url", "/data/multimodal_inputs/test.png"),
+    ("file", "image_url", "file:///data/multimodal_inputs/é_1.JPG"),
+    ("file", "image_url", "relative/a.jpeg"),
+    ("url", "image_url", "http://h.example/a.png"),
+    ("url", "image_url", "HTTPS://h.example:8443/a/b.JPEG?size=1&x=.gif"),
+    ("url", "image_url", "http://[2001:db8::1]/a.png"),
+    ("data", "image_url", "data:image/png;base64,AAAA"),
+    ("data", "image_url", "data:image/jpeg;base64,AAA="),
+    ("data", "image_url", "AAAA/+=="),
+    ("file", "video_url", "/data/a.mp4"),
+    ("url", "video_url", "http://h.example/a.avi"),
+    ("data", "video_url", "data:video/x-ms-wmv;base64,AA=="),
+    ("file", "audio_url", "a.flac"),
+    ("url", "audio_url", "http://h.example/a.mp3"),
+    ("data", "audio_url", "data:audio/x-wav;base64,AAAA"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "source"), GOOD)
+@pytest.mark.parametrize(("form", "kind", "source"), GOOD)
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize(("path", "prompt"), [(GENERATE, "inputs"), (TRITON, "text_input")])
-def test_good_media_become_parts(kind: str, source: str, wrapped: bool, path: str, prompt: str) -> None:
+def test_good_media_become_parts(form: str, kind: str, source: str, wrapped: bool, path: str, prompt: str) -> None:
     value = {"url": source, "detail": "low"} if wrapped else source
     body = {prompt: [{"type": "text", "text": "a"}, {"type": kind, kind: value}, {"type": "text", "text": "b"}]}
     request = call(path, json.dumps(body).encode()).request
     assert isinstance(request.prompt, TextPrompt)
     suffix = ".url" if wrapped else ""
-    media = MediaPart(kind.removesuffix("_url"), source, f"{prompt}[1].{kind}{suffix}")  # type: ignore[arg-type]
+    sizes = {"image_url": (40, 20), "video_url": (512, 512), "audio_url": (40, 20)}[kind]
+    most = sizes[path == TRITON] * MiB
+    media = MediaPart(kind.removesuffix("_url"), form, source, f"{prompt}[1].{kind}{suffix}", most)  # type: ignore[arg-type]
     assert request.prompt.parts == (TextPart("a"), media, TextPart("b"))
     assert request.prompt.text == "ab"
 

@@ -331,6 +331,41 @@ def test_media_parts_know_their_place() -> None:
     prompt = chat_prompt({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
     (part,) = prompt.messages[0].parts or ()
     assert (part.kind, part.field) == ("image", "messages[0].content[0].image_url.url")  # type: ignore[union-attr]
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    (part,) = chat_prompt({"role": "user", "content": [sound]}).media
+    assert (part.kind, part.form, part.field) == ("audio", "data", "messages[0].content[0].input_audio.data")
+
+
+@pytest.mark.parametrize(
+    ("sound", "suffix"),
+    [
+        (None, ""),
+        ({"data": "AAAA"}, ""),
+        ({"data": "AAAA", "format": "ogg"}, ""),
+        ({"data": "AAAA", "format": []}, ""),
+        ({"data": 1, "format": "wav"}, ""),
+        ({"data": "", "format": "wav"}, ".data"),
+        ({"data": "@@@@", "format": "wav"}, ".data"),
+        ({"data": "AAAA" * (20 * 2**20 // 3 + 1), "format": "wav"}, ".data"),
+    ],
+    ids=["none", "no format", "ogg", "a list", "a number", "empty", "no base64", "too large"],
+)
+def test_bad_sounds(sound: Any, suffix: str) -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": sound}]
+    outcome = call_or_reply(CHAT, json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
+    assert isinstance(outcome, Reply)
+    assert json.loads(outcome.body)["error"]["param"] == f"messages[0].content[1].input_audio{suffix}"
+
+
+def test_a_message_has_twenty_media_at_most() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    message = {"role": "user", "content": [image] * 20}
+    assert len(call(CHAT, json.dumps({"messages": [message] * 2}).encode()).request.prompt.media) == 40
+    message["content"] = [image] * 21
+    outcome = call_or_reply(CHAT, json.dumps({"messages": [USER[0], message]}).encode())
+    assert isinstance(outcome, Reply)
+    error = json.loads(outcome.body)["error"]
+    assert error["param"] == "messages[1].content" and "at most 20 media parts, got 21" in error["message"]
 
 
 # --- grammars of calls ---------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_texts_that_are_none(text: str):
 
 
 def test_media_is_refused_by_the_name_of_its_field():
-    part = MediaPart("image", "https://example.org/cat.png", "inputs[1].image_url")
+    part = MediaPart("image", "data", "AAAA", "inputs[1].image_url", 100)
     received = dataclasses.replace(request(), prompt=TextPrompt((TextPart("a"), part)))
     problem = refusal(received)
     assert isinstance(problem, NotSupportedError) and problem.field == "inputs[1].image_url"
