@@ -257,11 +257,11 @@ at most 4,096 characters, or for images bare base64.
 
 What a part may name is the operator's to say ([configuration.md](configuration.md), Media):
 
-- The host of a URL must be in `allowed_media_domains` (the variable `ALLOWED_MEDIA_DOMAINS_ENV`), compared exactly in lower
-  case and without the port, or on the internet with `allow_public_media`. Without either, no URL is taken.
+- The host of a URL must be in `allowed_media_domains` (the variable `ALLOWED_MEDIA_DOMAINS_ENV`), compared exactly in
+  lower case and without the port, or on the internet with `allow_public_media`. Without either, no URL is taken.
 - A private, loopback, link-local, reserved or metadata address is taken only if the list holds it as such. IPv6
-  addresses that hold an IPv4 address are none of the internet. `localhost` is never taken; `*.internal`, `*.local`, names
-  without a dot, nip.io and sslip.io only if the list has the whole name.
+  addresses that hold an IPv4 address are none of the internet. `localhost` is never taken; `*.internal`, `*.local`,
+  names without a dot, nip.io and sslip.io only if the list has the whole name.
 - A URL has no user, and its host is a name in ASCII without a dot at the end, or an address in its usual notation: not
   in decimal, octal or hex.
 - A path is absolute, without `.`, `..` and empty steps, and leads through no symbolic link to a regular file below
@@ -270,7 +270,7 @@ What a part may name is the operator's to say ([configuration.md](configuration.
 A part that breaks these rules is refused for that, with its place, the rule and what was given. A part that keeps them
 is refused too, since the served model reads text only: nothing is fetched, no name is resolved and no file is opened.
 What only fetching can do does not exist yet: to judge the address that a name leads to, the size and the content of
-what comes, and at the start the free disk for it (largest file x requests at once x 1.5). Markdown images in a string
+what comes, and at the start the free disk for it (largest file × requests at once × 1.5). Markdown images in a string
 stay plain text.
 """
 
