@@ -85,7 +85,7 @@ def object_of(fields: Iterable[Field], column: str, settings: DialectSettings, r
         if field.name not in required:
             schema = nullable(schema)
         words = [field.effect]
-        if default := field.defaults.get(column):
+        if field.name not in required and (default := field.defaults.get(column)):
             words.append(f"Absent: {default}.")
         if field.note:
             words.append(field.note)

@@ -153,6 +153,8 @@ async def test_the_api_page_in_a_browser(start: Start):
     operations = {f"{method} {path}" for path, methods in described["paths"].items() for method in methods}
     assert set(re.findall(r'<details id="([^"]+)"', drawn.decode())) == operations
     assert "<code>parameters.max_new_tokens</code>" in drawn.decode(), "fields of inner objects too"
+    assert "<code>/vllm/generate</code>" in drawn.decode() and "`" not in drawn.decode().partition("<script>")[0]
+    assert " or </td>" not in drawn.decode() and "−2^63" in drawn.decode()
     assert re.search(r'<label id="key">', drawn.decode()), "it asks for the key"
 
 
@@ -173,6 +175,8 @@ async def test_the_api_page_shows_the_running_settings(start: Start):
         assert (parameter(plain, path, "best_of")["maximum"], parameter(changed, path, "best_of")["maximum"]) == (2, 7)
         assert parameter(changed, path, "top_n_tokens")["maximum"] == 3
     assert parameter(plain, "/generate", "top_p")["exclusiveMaximum"] == 1
+    chat = plain["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert chat["required"] == ["messages"] and "Absent" not in chat["properties"]["messages"]["description"]
     assert parameter(changed, "/generate", "top_p")["maximum"] == 1  # of profile hf
     assert "Absent: 20." in parameter(plain, "/generate", "max_new_tokens")["description"]
     assert "Absent: 1024" in parameter(changed, "/generate", "max_new_tokens")["description"]
