@@ -90,7 +90,9 @@ async def _run(options: Options) -> int:
             print(f"    {difference}")
     failed = [proof.name for proof in proofs if not proof.holds]
     if failed:
-        print(f"not verified: {', '.join(failed)}")
+        unforced = any(proof.evidence == "" and not proof.differences for proof in proofs)
+        hint = "; more requests force more (--requests)" if unforced else ""
+        print(f"not verified: {', '.join(failed)}{hint}")
         return 1
     tokens = sum(proof.tokens for proof in proofs)
     print(f"verified: {tokens:,} tokens and their log-probabilities are equal bit for bit, whatever was around them")

@@ -49,7 +49,7 @@ class Tracer:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError:
-            raise ModelError("`otlp_endpoint` needs more packages: pip install 'interlingua[otel]'") from None
+            raise ModelError("`--otlp-endpoint` needs the extra `otel`: pip install 'interlingua[otel]'") from None
 
         scheme, _, rest = endpoint.partition("://")
         if scheme not in ("http", "https") or not rest:

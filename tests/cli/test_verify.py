@@ -112,7 +112,8 @@ def test_what_cannot_be_forced_is_not_proved(
         verify, "surroundings", lambda options, tight: [verify.Surrounding("idle", forced=lambda _: "")]
     )
     assert verify.run(Options(requests=4)) == 1
-    assert "NOT FORCED" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "NOT FORCED" in said and said.endswith("not verified: idle; more requests force more (--requests)\n")
 
 
 def test_a_request_that_fails_is_a_difference(
