@@ -100,6 +100,13 @@ def test_the_body_as_a_whole(unit: bytes, row: int) -> None:
         parse_object(opening + b",".join([unit] * (room + 1)) + closing, 64)
 
 
+@pytest.mark.parametrize("unit", [b"[]", b"1"])
+def test_a_body_without_strings_is_counted_too(unit: bytes) -> None:
+    """Its root is no object, which shows when all of it has been made."""
+    with pytest.raises(ValidationError, match="the body must hold at most"):
+        parse_object(b"[" + b",".join([unit] * (2 * most.MAX_IDS + 2)) + b"]", 64)
+
+
 def test_strings_may_hold_any_number_of_them() -> None:
     text = '[{,:}]\\"' * 500_000
     assert parse_object(json.dumps({"inputs": text}).encode(), 64).root["inputs"] == text
