@@ -150,7 +150,7 @@ struct KernelTable {
   // Rotates pairs (i, i + rotary/2) of each head in place: x[heads][head_dim], cos/sin [rotary/2].
   void (*rope)(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin);
 
-  // Rounds one head's key and value (fp16 saturates) into place `p` of its part of a KV block.
+  // Rounds one head's key and value into place `p` of its part of a KV block; infinities become the largest value.
   void (*store_kv)(KvKind kind, const float* key, const float* value, int32_t head_dim, int32_t p, uint8_t* head);
 
   VocabStats (*vocab_stats)(const float* x, int32_t n);

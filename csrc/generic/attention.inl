@@ -110,6 +110,8 @@ struct HalfKv {
 // each with one scale, and multiplied with the bytes of keys and values. 256 products of 16 and 8 bits fit into 31.
 constexpr float kTermRange = 32512.0f;
 
+static_assert(kAttentionBlock <= kMaxHeadDim, "terms are those of a query or of a block's weights");
+
 // 16-bit integers of up to 256 values as high and low terms: value = scale * (256*high + low).
 struct TwoTerms {
   alignas(64) int8_t high[kMaxHeadDim], low[kMaxHeadDim];
@@ -410,13 +412,15 @@ inline void store_half_kv(const float* key, const float* value, int32_t dim, int
   }
 }
 
-// Rounds to bytes with one scale, and gives the scale.
+// Rounds to bytes with one scale, and gives the scale. Saturates, as fp16 does: nobody clears a block, and an infinite scale
+// that one sequence leaves would make weights of 0 NaN for the next.
 inline float round_bytes(const float* x, int32_t dim, int8_t* out) {
-  const float peak = peak_of(x, 0, dim);
-  const bool zero = !(peak > 1e-30f);
-  const F inverse = splat(zero ? 0.0f : 127.0f / peak);
+  constexpr float kMost = 3.4028235e38f;
+  const float found = peak_of(x, 0, dim), peak = found < kMost ? found : kMost;
+  const bool zero = !(found > 1e-30f);
+  const F inverse = splat(zero ? 0.0f : 127.0f / peak), most = splat(kMost), least = splat(-kMost);
   for (int32_t i = 0; i < dim; i += kLanes)
-    int_store_bytes(out + i, to_int(mul(load(x + i), inverse)));
+    int_store_bytes(out + i, to_int(mul(fmax(fmin(load(x + i), most), least), inverse)));
   return zero ? 0.0f : peak / 127.0f;
 }
 

@@ -345,6 +345,24 @@ async def test_an_adapter_that_overflows_ends_its_own_requests_alone(engine: Nat
     await engine.unload_adapter("huge")
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+@pytest.mark.parametrize("tier", kernel_names())
+def test_what_overflowed_does_not_outlive_its_request(tmp_path: Path, kv: str, tier: str) -> None:
+    """Blocks are not cleared between owners: what an infinite value leaves behind must weigh nothing with the next."""
+    loaded = load_folder(write_tiny_model("gqa_tied", tmp_path / "base"), isa=tier, kv_cache_dtype=kv)
+    shapes = module_shapes(loaded.config, ["v_proj"])
+    huge = {
+        module: (a * np.float32(1e30), np.full_like(b, 1e30))
+        for module, (a, b) in adapter_weights(shapes, rank=1).items()
+    }
+    adapter = adapter_of(loaded, write_adapter(tmp_path / "huge", huge))
+    runner, ids = Runner(loaded), tiny_prompt("gqa_tied").tolist()[:KV_BLOCK]
+    few = ids[: KV_BLOCK // 2]  # what lies behind them in the block is as it was left
+    expected, blocks = runner.sequence(few), runner.blocks(len(ids))
+    assert not np.array_equal(runner.step([(ids, 0, blocks)], adapters=[adapter])[0][: len(few)], expected)
+    assert np.array_equal(runner.step([(few, 0, blocks)])[0], expected)
+
+
 # --- adapters that are wrong -----------------------------------------------------------------------------
 
 Spoil = Callable[[Path, dict[str, tuple[F32, F32]]], None]
