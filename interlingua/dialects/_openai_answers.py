@@ -279,7 +279,17 @@ class _Logprobs:
     text_offset: list[int] = field(default_factory=list)
 
     def add_prompt(self, prefill: Sequence[TokenText], text: str) -> None:
-        """The prompt's tokens, which have no alternatives. A BOS that the tokenizer added is no part of `text`."""
+        """The prompt's tokens, which have no alternatives: all of `text`, or of a truncated one its first or last.
+
+        A BOS that the tokenizer added is no part of `text`.
+        """
+        for added in (0, 1):
+            kept = "".join(token.text for token in prefill[added:])
+            if text.startswith(kept):
+                break
+            if text.endswith(kept):
+                self.offset = len(text) - len(kept)
+                break
         for token in prefill:
             self._add(token, token.text if text.startswith(token.text, self.offset) else "", None)
         self.offset = len(text)

@@ -577,6 +577,15 @@ def test_echo_gives_back_the_prompt_and_its_logprobs(served: Served) -> None:
     assert complete(served, [72, 105], echo=True).json["choices"][0]["text"] == "HiHi"
 
 
+@pytest.mark.parametrize("prompt", ["abcd", "aé😀cd", "dddd", ""])
+def test_the_offsets_of_a_truncated_prompt_are_those_of_its_last_tokens(served: Served, prompt: str) -> None:
+    prompt += "efg"
+    (choice,) = complete(served, prompt, echo=True, logprobs=0, truncate_prompt_tokens=4, max_tokens=2).json["choices"]
+    logprobs, start = choice["logprobs"], len(prompt) - 3
+    assert logprobs["tokens"][:4] == ["<s>", "e", "f", "g"]
+    assert logprobs["text_offset"][:4] == [start, start, start + 1, start + 2]
+
+
 def test_only_the_prompt(served: Served) -> None:
     answer = complete(served, "Hi", echo=True, logprobs=0, max_tokens=0).json
     (choice,) = answer["choices"]
