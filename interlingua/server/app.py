@@ -22,6 +22,7 @@ from interlingua.contract.errors import (
     ValidationError,
 )
 from interlingua.contract.request import GenerationRequest
+from interlingua.dialects._json import cut
 from interlingua.server.control import Control, Stop
 from interlingua.server.exchange import Exchange, Presence
 from interlingua.server.keys import Keys
@@ -163,14 +164,13 @@ class App:
 
     async def _no_route(self, exchange: Exchange, endpoints: Mapping[str, Endpoint]) -> None:
         error: RequestError
+        path = cut(exchange.path)
         if endpoints:
             allowed = tuple(sorted(endpoints))
-            error = MethodNotAllowedError(
-                f"{exchange.path} takes {' and '.join(allowed)}, not {exchange.method}", allowed
-            )
+            error = MethodNotAllowedError(f"{path} takes {' and '.join(allowed)}, not {exchange.method}", allowed)
             render_error = next(iter(endpoints.values())).render_error
         else:
-            error = NotFoundError(f"there is nothing at {exchange.path}")
+            error = NotFoundError(f"there is nothing at {path}")
             render_error = self._shape_at(exchange.path)
         self.service.metrics.refused(error.kind)
         await exchange.reply(render_error(error))

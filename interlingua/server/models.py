@@ -10,6 +10,7 @@ import orjson
 
 from interlingua.contract.dialect import Reply
 from interlingua.contract.errors import NotFoundError
+from interlingua.dialects._json import cut
 from interlingua.dialects._openai_openapi import ERROR
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
@@ -81,7 +82,7 @@ class Models:
         name = "/".join(exchange.path_params.values())  # names may hold a slash
         found = next((model for model in self._models() if model["id"] == name), None)
         if found is None:
-            raise NotFoundError(f'model "{name}" is not served here')
+            raise NotFoundError(f'model "{cut(name)}" is not served here')
         await exchange.reply(Reply(200, orjson.dumps(found)))
 
     def _models(self) -> list[dict[str, Any]]:

@@ -259,6 +259,15 @@ async def test_path_tricks(start: Start, path: str):
     await alive(site)
 
 
+@pytest.mark.parametrize("path", ["/{}", "/v1/models/{}", "/v2/models/{}", "/v2/models/{}/generate"])
+async def test_long_paths_do_not_come_back(start: Start, path: str):
+    site = await start(script("ok"))
+    for method in ("GET", "POST", "DELETE"):
+        answer = await site.ask(method, path.format("a" * 50_000), {"text_input": "x"})
+        assert answer.status in (404, 405) and len(answer.body) < 1000
+    await alive(site)
+
+
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/etc/passwd", "a/../../b", "..", "x\0y", "x" * 300, "%2e%2e", "a b"]
 )
