@@ -2,8 +2,8 @@
 
     ./scripts/bench compare [--streams 1 8 32] [--peers llama.cpp vllm] [--rounds 2] [--repeat 2]
 
-One server runs at a time, on all cores; ours before and after each peer, so that a machine that changes its pace is
-seen. One JSON line per result, and at the end the ratio to the better peer at each load. Results are appended to
+One server runs at a time, on all cores; ours before and after each peer, in each form of KV, so that a machine that
+changes its pace is seen. One JSON line per result, and at the end the ratio to the better peer at each load. Results go to
 `bench/results/DATE.jsonl` with commit and machine.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import statistics
 from collections.abc import Callable, Iterator
@@ -22,13 +23,14 @@ from peers import SERVERS, Peer
 from results import keep, machine
 from server import running
 
-OURS = "interlingua"
+# Flags of each form in which ours is served.
+FORMS: dict[str, list[str]] = {"interlingua": [], "interlingua, int8 KV": ["--kv-cache-dtype", "int8"]}
 
 
 @contextlib.contextmanager
-def ours(streams: int) -> Iterator[Peer]:
-    with running(["--max-concurrent-requests", str(max(512, streams))]) as server:
-        yield Peer(OURS, server.url, server.model, round(server.ready_s, 2))
+def ours(form: str, streams: int) -> Iterator[Peer]:
+    with running(["--max-concurrent-requests", str(max(512, streams)), *FORMS[form]]) as server:
+        yield Peer(form, server.url, server.model, round(server.ready_s, 2))
 
 
 class Run:
@@ -66,15 +68,20 @@ class Run:
                 self.rates.setdefault((peer.name, streams), []).append(result["tokens_per_s"])
                 self.record("load", {"server": peer.name, **result})
 
+    def serve_ours(self) -> None:
+        for form in FORMS:
+            self.serve(functools.partial(ours, form))
+
     def compare(self) -> None:
-        names = sorted({name for name, _ in self.rates} - {OURS})
+        names = sorted({name for name, _ in self.rates} - set(FORMS))
         for streams in self._arguments.streams:
-            mine = self.rates[OURS, streams]
             best = max(names, key=lambda name: statistics.median(self.rates[name, streams]))
             theirs = self.rates[best, streams]
-            ratio = statistics.median(mine) / statistics.median(theirs)
-            figures = {"ours": mine, "theirs": theirs}
-            self.record("ratio", {"streams": streams, "best_peer": best, "ratio": round(ratio, 2), **figures})
+            for form in FORMS:
+                mine = self.rates[form, streams]
+                ratio = round(statistics.median(mine) / statistics.median(theirs), 2)
+                figures = {"ours": mine, "theirs": theirs}
+                self.record("ratio", {"form": form, "streams": streams, "best_peer": best, "ratio": ratio, **figures})
 
 
 def main() -> None:
@@ -87,10 +94,10 @@ def main() -> None:
     arguments = parser.parse_args()
     run = Run(arguments)
     for _ in range(arguments.repeat):
-        run.serve(ours)
+        run.serve_ours()
         for name in arguments.peers:
             run.serve(SERVERS[name])
-            run.serve(ours)
+            run.serve_ours()
     if arguments.peers:
         run.compare()
 

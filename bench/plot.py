@@ -19,7 +19,13 @@ import matplotlib.pyplot as plt
 
 HERE = Path(__file__).resolve().parent
 IMAGES = HERE.parent / "docs" / "img"
-COLOURS = {"interlingua": "#d1495b", "llama.cpp": "#00798c", "vllm": "#edae49", "openvino": "#66a182"}
+COLOURS = {
+    "interlingua": "#d1495b",
+    "interlingua, int8 KV": "#8d3b72",
+    "llama.cpp": "#00798c",
+    "vllm": "#edae49",
+    "openvino": "#66a182",
+}
 PANELS = (
     ("tokens_per_s", "tokens a second", "throughput.png"),
     ("ttft_ms_p50", "ms to the first token (median)", "first_token.png"),

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t kTaskQueries = 48;  // a multiple of every kernel's tile of queries
 constexpr int32_t kTileQueries = 6;   // of the vector kernels: so many share one reading of KV
-constexpr int32_t kFewQueries = 24;   // a sequence with more has work for all threads without being spread or shared
+constexpr int32_t kFewQueries = 48;   // a sequence with more has work for all threads without being spread or shared
 constexpr int64_t kLeastShare = 512;  // positions read: less is not worth a task of its own
 constexpr int32_t kTableStep = kAttentionBlock / kKvBlock;
 
