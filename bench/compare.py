@@ -3,8 +3,8 @@
     ./scripts/bench compare [--streams 1 8 32] [--peers llama.cpp vllm] [--rounds 2] [--repeat 2]
 
 One server runs at a time, on all cores; ours before and after each peer, in each form of KV, so that a machine that
-changes its pace is seen. One JSON line per result, and at the end the ratio to the better peer at each load. Results go to
-`bench/results/DATE.jsonl` with commit and machine.
+changes its pace is seen. One JSON line per result, and at the end the ratio to the better peer at each load; all of it
+goes to `bench/results/DATE.jsonl`, with commit and machine.
 """
 
 from __future__ import annotations
