@@ -362,7 +362,7 @@ async def test_a_pool_too_small_for_all_is_invisible() -> None:
         body = {"model": MODEL, "messages": messages, "seed": number, "presence_penalty": 1, "max_tokens": 90}
         return text_of(await ask(server.port, "POST", "/v1/chat/completions", {**body, "stream": True}))
 
-    with running(["--kv-memory", "16MiB", "--max-seq-len", "300"]) as server:
+    with running(["--kv-memory", "11MiB", "--max-seq-len", "300"]) as server:
         calls = [*(lambda n=n: call(server, n) for n in range(16)), *(lambda n=n: chat(server, n) for n in range(4))]
         alone = [await one() for one in calls]
         assert server.gauge("interlingua_preemptions_total") == 0

@@ -22,6 +22,7 @@ def random_ids(seed: int, count: int, vocab: int) -> list[int]:
     return [draw.randrange(3, vocab) for _ in range(count)]
 
 
+LONG = {"max_position_embeddings": 4096, "head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 2}
 NUMERICS = {
     "int8": {"activations": "int8"},
     "int16": {"activations": "int16"},
@@ -111,9 +112,8 @@ def test_long_context_over_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, window: int | None
 ) -> None:
     """What few queries see is shared out: the bits of one thread, also for a draft's rows across blocks."""
-    config = {"max_position_embeddings": 4096, "head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 1}
     mistral = {"sliding_window": window, "architectures": ["MistralForCausalLM"]} if window else {}
-    monkeypatch.setitem(VARIANTS, "long", TinyModel({**config, **mistral}))
+    monkeypatch.setitem(VARIANTS, "long", TinyModel({**LONG, **mistral}))
     folder = write_tiny_model("long", tmp_path)
     ids = random_ids(8, 2310, 90)
     runners = [Runner(load_folder(folder, threads=threads, kv_cache_dtype=kv)) for threads in (1, 2, 5)]
@@ -127,25 +127,33 @@ def test_long_context_over_threads(
 
 
 @pytest.mark.parametrize("kv", ["fp16", "int8"])
-@pytest.mark.parametrize("tier", [name for name in kernel_names() if name != "scalar"])
-def test_shared_blocks(demo_files: ModelFiles, kv: str, tier: str) -> None:
+def test_shared_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str) -> None:
     """Sequences that decode from the same KV blocks go together over them: as each alone, over blocks of its own."""
-    loaded = load(demo_files, isa=tier, kv_cache_dtype=kv)
+    monkeypatch.setitem(VARIANTS, "long", TinyModel(LONG))
+    folder = write_tiny_model("long", tmp_path)
+    for tier in kernel_names():
+        check_shared_blocks(load_folder(folder, isa=tier, kv_cache_dtype=kv))
+
+
+def check_shared_blocks(loaded: LoadedModel) -> None:
     runner = Runner(loaded)
-    prefix, other = random_ids(20, 800, 40000), random_ids(21, 300, 40000)
+    prefix, other = random_ids(20, 544, 90), random_ids(21, 300, 90)
     shared = runner.blocks(len(prefix))
     runner.step([(prefix, 0, shared)], last_only=True)
-    tails = [random_ids(30 + i, 5 + 70 * i, 40000) for i in range(5)]
-    tables = [shared + runner.blocks(200 + len(tail)) for tail in tails]
-    tables[4][24:25] = runner.blocks(1)  # the last block of the prefix is this one's own
-    runner.step([(prefix[768:], 768, tables[4])], last_only=True)
+    tails = [random_ids(30 + i, 5 + 40 * i, 90) for i in range(5)]
+    tables = [shared + runner.blocks(len(tail)) for tail in tails]
+    tables[4][16:17] = runner.blocks(1)  # the last block of the prefix is this one's own
+    runner.step([(prefix[512:], 512, tables[4])], last_only=True)
     alone = runner.blocks(len(other))
-    runner.step([(tail[:-4], 800, table) for tail, table in zip(tails, tables, strict=True)], last_only=True)
+    runner.step([(tail[:-4], len(prefix), table) for tail, table in zip(tails, tables, strict=True)], last_only=True)
     runner.step([(other[:-1], 0, alone)], last_only=True)
     # One row each, and of one sequence four, as drafts are; a chunk of a prompt and a stranger beside them.
     rows = [1, 4, 1, 1, 1]
-    decode = [(t[-4 : len(t) - 4 + n], 796 + len(t), table) for t, table, n in zip(tails, tables, rows, strict=True)]
-    chunk = (random_ids(40, 100, 40000), 0, runner.blocks(100))
+    decode = [
+        (t[-4 : len(t) - 4 + n], len(prefix) + len(t) - 4, table)
+        for t, table, n in zip(tails, tables, rows, strict=True)
+    ]
+    chunk = (random_ids(40, 100, 90), 0, runner.blocks(100))
     together = runner.step([decode[0], chunk, *decode[1:], (other[-1:], len(other) - 1, alone)])
     for tail, count, got in zip(tails, rows, [together[0], *together[2:6]], strict=True):
         ids = prefix + tail[: len(tail) - 4 + count]
