@@ -151,11 +151,15 @@ def _without_strings(text: bytes) -> bytes:
     while start + size < len(text):
         match = _UNITS.match(text, start, start + size)
         assert match is not None  # it matches nothing, too
-        if match.end() == start:  # a string that is longer, or none
+        if match.end() > start:
+            pieces.append(_STRING.sub(b"", text[start : match.end()]))
+            start, size = match.end(), _PIECE
+        elif (quote := text.find(b'"', start)) == start:  # a string that is longer
             size *= 2
-            continue
-        pieces.append(_STRING.sub(b"", text[start : match.end()]))
-        start, size = match.end(), _PIECE
+        else:  # `find` is far quicker than `re` where no string is
+            end = quote if quote > start else len(text)
+            pieces.append(text[start:end])
+            start = end
     pieces.append(_STRING.sub(b"", text[start:]))
     return b"".join(pieces)
 
