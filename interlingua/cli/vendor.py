@@ -46,7 +46,7 @@ _REASONS = (
     ("BackendConfig.ModelDeployConfig.ModelConfig[0].", "no counterpart here"),
     ("BackendConfig.ModelDeployConfig.ModelConfig[", "the first model alone is served"),
     ("ServerConfig.managementTls", "the management port has the certificate and the clients' authorities of `port`"),
-    ("ServerConfig.tls", "`httpsEnabled` is false"),
+    ("ServerConfig.tls", "HTTPS is off"),
     ("", "no counterpart here"),
 )
 

@@ -103,7 +103,7 @@ def test_ignored_keys_are_listed_with_the_reason(tmp_path: Path) -> None:
     second = "BackendConfig.ModelDeployConfig.ModelConfig[1].modelName"
     assert f"{second} (the first model alone is served)" in groups
     tls = ", ".join(f"ServerConfig.{name}" for name in TLS if name != "httpsEnabled")
-    assert f"{tls} (`httpsEnabled` is false)" in groups
+    assert f"{tls} (HTTPS is off)" in groups
     management = "the management port has the certificate and the clients' authorities of `port`"
     assert f"ServerConfig.managementTlsCert ({management})" in groups
 
