@@ -165,7 +165,7 @@ class Options:
         None,
         Group.MODEL,
         "where fetched models are kept",
-        absent="~/.cache/interlingua",
+        absent="$XDG_CACHE_HOME/interlingua, or ~/.cache/interlingua",
         commands=_ALL,
     )
 

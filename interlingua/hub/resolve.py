@@ -18,9 +18,12 @@ _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(:[
 
 
 def cache_folder(cache_dir: Path | str | None = None) -> Path:
-    """`cache_dir`, else $INTERLINGUA_CACHE, else ~/.cache/interlingua."""
-    chosen = cache_dir or os.environ.get("INTERLINGUA_CACHE") or "~/.cache/interlingua"
-    return Path(chosen).expanduser().absolute()
+    """`cache_dir`, else $INTERLINGUA_CACHE, else $XDG_CACHE_HOME/interlingua, else ~/.cache/interlingua."""
+    if chosen := cache_dir or os.environ.get("INTERLINGUA_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG Base Directory Specification has a relative path ignored.
+    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "interlingua"
 
 
 def resolve(

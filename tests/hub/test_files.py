@@ -12,6 +12,7 @@ import pytest
 from interlingua.contract.errors import ModelError
 from interlingua.hub import ModelFiles, resolve
 from interlingua.hub.files import from_gguf
+from interlingua.hub.resolve import cache_folder
 from interlingua.text.tokenizer import Tokenizer
 
 
@@ -210,3 +211,21 @@ def test_rebuilt_tokenizer_is_kept(demo_files: ModelFiles, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     unwritable = from_gguf(path, "demo", tokenizers=tmp_path / "file" / "folder")
     assert Tokenizer.load(unwritable).encode("Hello  world") == first
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"INTERLINGUA_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/interlingua"),
+        ({"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/interlingua"),
+        ({"XDG_CACHE_HOME": ""}, "/home/me/.cache/interlingua"),
+        ({}, "/home/me/.cache/interlingua"),
+    ],
+)
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str) -> None:
+    for name in ("INTERLINGUA_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(folder) and cache_folder("/given") == Path("/given")
