@@ -11,6 +11,7 @@ constexpr int32_t kTaskQueries = 48;  // a multiple of every kernel's tile of qu
 constexpr int32_t kTileQueries = 6;   // of the vector kernels: so many share one reading of KV
 constexpr int32_t kFewQueries = 48;   // a sequence with more has work for all threads without being spread or shared
 constexpr int64_t kLeastShare = 512;  // positions read: less is not worth a task of its own
+constexpr size_t kMostParts = size_t(16) << 20;  // floats, 64 MiB: beyond them queries keep to one pass
 constexpr int32_t kTableStep = kAttentionBlock / kKvBlock;
 
 const int32_t* table_of(const StepInput& input, int32_t sequence) {
@@ -24,6 +25,12 @@ int32_t whole_blocks(const StepInput& input, int32_t sequence) {
 
 int32_t all_blocks(const StepInput& input, int32_t sequence) {
   return input.positions[input.offsets[sequence + 1] - 1] / kAttentionBlock + 1;
+}
+
+size_t part_floats(const StepInput& input, const AttentionPlan::Shape& shape, int32_t sequence) {
+  const size_t rows = size_t(input.offsets[sequence + 1] - input.offsets[sequence]);
+  const size_t heads = size_t(shape.kv_heads) * size_t(shape.heads_per_kv);
+  return rows * heads * size_t(all_blocks(input, sequence)) * size_t(kPartHead + shape.head_dim);
 }
 
 int64_t reads(const AttentionTask& task) {
@@ -71,6 +78,7 @@ void AttentionPlan::find_groups(const StepInput& input, const Shape& shape) {
     if (queries <= kFewQueries && whole_blocks(input, s)) candidates_.push_back({table_of(input, s)[0], s});
   }
   std::sort(candidates_.begin(), candidates_.end());
+  size_t room = kMostParts;
   for (size_t begin = 0, end; begin < candidates_.size(); begin = end) {
     const int32_t* first = table_of(input, candidates_[begin].second);
     int32_t common = whole_blocks(input, candidates_[begin].second);
@@ -79,7 +87,10 @@ void AttentionPlan::find_groups(const StepInput& input, const Shape& shape) {
       const int32_t most = std::min(common, whole_blocks(input, candidates_[end].second)) * kTableStep;
       common = int32_t(std::mismatch(first, first + most, other).first - first) / kTableStep;
     }
-    if (end - begin < 2) continue;
+    size_t floats = 0;
+    for (size_t i = begin; i < end; i++) floats += part_floats(input, shape, candidates_[i].second);
+    if (end - begin < 2 || floats > room) continue;
+    room -= floats;
     for (size_t i = begin; i < end; i++) shared_[size_t(candidates_[i].second)] = common;
   }
 }
@@ -88,12 +99,14 @@ void AttentionPlan::add_sequence(const StepInput& input, const Shape& shape, int
   const int32_t first = input.offsets[sequence], end = input.offsets[sequence + 1];
   const int32_t blocks = all_blocks(input, sequence), shared = shared_[size_t(sequence)];
   AttentionTask task{sequence, 0, size_t(first), 0, (end - first) * shape.heads_per_kv, shared, blocks, false};
-  const int32_t pieces = task.end <= kFewQueries ? piece_count(task, share) : 1;
+  const size_t floats = part_floats(input, shape, sequence);
+  const bool spread = shared > 0 || (task.end <= kFewQueries && part_floats_ + floats <= kMostParts);
+  const int32_t pieces = spread ? piece_count(task, share) : 1;
   task.parts = shared > 0 || pieces > 1;
   for (int32_t r = first; task.parts && r < end; r++) {
     rows_[size_t(r)].parts = int64_t(part_floats_);
     rows_[size_t(r)].part_blocks = blocks;
-    part_floats_ += size_t(shape.kv_heads * shape.heads_per_kv) * size_t(blocks) * size_t(kPartHead + shape.head_dim);
+    part_floats_ += floats / size_t(end - first);
   }
   for (task.kv_head = 0; task.kv_head < shape.kv_heads; task.kv_head++) {
     cut(task, pieces);

@@ -99,6 +99,12 @@ class Model {
   const uint8_t* kv_block(int32_t layer, int32_t block) const { return kv_layer(layer) + int64_t(block) * block_stride(); }
   size_t kv_layer_bytes() const { return size_t(kv_head_bytes(kv_kind_, head_dim_)) * size_t(kv_heads_); }
   void fill_kv(uint8_t byte) { std::fill_n(kv_.data(), kv_.size(), byte); }
+  // Queries of the last step that were merged from parts, over one layer.
+  int32_t merged_queries() const {
+    int32_t count = 0;
+    for (const AttentionTask& merge : attention_.merges()) count += merge.end - merge.begin;
+    return count;
+  }
   int32_t kv_layers() const { return layers_; }
   int32_t kv_blocks() const { return blocks_; }
 

@@ -345,5 +345,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("threads", &Model::threads)
       .def_prop_ro("placement", &Model::placement, "The NUMA nodes that threads and memory are spread over; empty on one.")
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("merged_queries", &Model::merged_queries,
+                   "Queries of the last step whose attention several tasks computed, over one layer; for tests.")
       .def_prop_ro("kv_bytes", &Model::kv_bytes);
 }

@@ -122,6 +122,8 @@ def test_long_context_over_threads(
         blocks = runner.blocks(len(ids))
         steps = [(0, 1024), (1024, 2044), (2044, 2045), (2045, 2052), (2052, 2300), (2300, 2301)]
         results.append(np.concatenate([runner.step([(ids[a:b], a, blocks)])[0] for a, b in steps]))
+        spread = runner.model.threads > 1
+        assert runner.model.merged_queries == (LONG["num_attention_heads"] if spread else 0), "the last row's"
     assert np.array_equal(results[1], results[0])
     assert np.array_equal(results[2], results[0])
 
@@ -155,6 +157,7 @@ def check_shared_blocks(loaded: LoadedModel) -> None:
     ]
     chunk = (random_ids(40, 100, 90), 0, runner.blocks(100))
     together = runner.step([decode[0], chunk, *decode[1:], (other[-1:], len(other) - 1, alone)])
+    assert runner.model.merged_queries == sum(rows) * LONG["num_attention_heads"], "those of the group, and no others"
     for tail, count, got in zip(tails, rows, [together[0], *together[2:6]], strict=True):
         ids = prefix + tail[: len(tail) - 4 + count]
         expected = runner.step([(ids, 0, runner.blocks(len(ids)))])[0]

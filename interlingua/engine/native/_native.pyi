@@ -224,4 +224,10 @@ class Model:
     def weight_bytes(self) -> int: ...
 
     @property
+    def merged_queries(self) -> int:
+        """
+        Queries of the last step whose attention several tasks computed, over one layer; for tests.
+        """
+
+    @property
     def kv_bytes(self) -> int: ...
