@@ -28,6 +28,10 @@ inline void prefetch_ahead(const KvSpan& span, int32_t block, int32_t key_bytes,
   prefetch_range(span.head(block) + key_bytes, head_bytes - key_bytes);
 }
 
+// What is computed in loops of many sums is a function of its own: within a larger one gcc keeps the constants of exp in
+// registers and the sums in memory.
+#define APART __attribute__((noinline))
+
 // A form of KV offers, for R queries: `set_query`; `scores`, of all positions of a span; `weigh`, what softmax weights p of
 // 16 positions become; `set_weight`, which takes those of the span's positions and the largest of them; and `outputs`,
 // kBlocks * 16 dimensions from d on. Blocks of lanes share each query value's broadcast: few queries still make enough chains.
@@ -71,7 +75,7 @@ struct HalfKv {
   void set_query(int r, const float* q, int32_t dim, float scale) { scale_query(q, dim, scale, queries[r]); }
 
   template <bool kAhead>
-  void scores(const KvSpan& span, float (*out)[kAttentionBlock]) const {
+  APART void scores(const KvSpan& span, float (*out)[kAttentionBlock]) const {
     constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim, key_bytes = kKvBlock * dim * 2;
     for (int32_t b = span.from; b < span.to; b++) {
@@ -93,7 +97,7 @@ struct HalfKv {
   F weigh(int32_t, F p) const { return p; }
   void set_weight(int r, const KvSpan&, const float* p, F) { weights[r] = p; }
 
-  void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
+  APART void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
     constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim;
     for (int j = 0; j < B; j++)
@@ -172,7 +176,7 @@ struct Int8Kv {
   void set_query(int r, const float* q, int32_t dim, float scale) { round_query(q, dim, scale, queries[r]); }
 
   template <bool kAhead>
-  void scores(const KvSpan& span, float (*out)[kAttentionBlock]) {
+  APART void scores(const KvSpan& span, float (*out)[kAttentionBlock]) {
     constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim;
     for (int32_t b = span.from; b < span.to; b++) {
@@ -208,7 +212,7 @@ struct Int8Kv {
     weights[r].round(p, span.from * kKvBlock, span.to * kKvBlock, max_lanes(peak));
   }
 
-  void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
+  APART void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
     constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim;
     I c[B][R], e[B][R];
@@ -261,24 +265,23 @@ struct SoftmaxState {
   }
 };
 
-// Where a query lies, and which positions it sees: [first, last].
+// Where a query lies, which positions it sees ([first, last]), and where its parts are.
 struct Query {
-  const AttentionRow& row;
-  int32_t head, first, last;
+  int32_t first = 0, last = 0;
+  const float* source = nullptr;
+  float* target = nullptr;
+  float* parts = nullptr;  // [attention blocks][kPartHead + head_dim]
 
-  Query(const AttentionArgs& args, int32_t kv_head, int32_t number)
-      : row(args.rows[number / args.heads_per_kv]), head(kv_head * args.heads_per_kv + number % args.heads_per_kv) {
+  void find(const AttentionArgs& args, int32_t kv_head, const AttentionRow& row, int32_t head_of_row) {
+    const int64_t head = int64_t(kv_head) * args.heads_per_kv + head_of_row;
     last = row.position;
     first = args.window > 0 && last >= args.window ? last - args.window + 1 : 0;
-  }
-  const float* source(const AttentionArgs& args) const {
-    return args.q + row.row * args.q_stride + int64_t(head) * args.head_dim;
-  }
-  float* target(const AttentionArgs& args) const {
-    return args.out + row.row * args.out_stride + int64_t(head) * args.head_dim;
+    source = args.q + row.row * args.q_stride + head * args.head_dim;
+    target = args.out + row.row * args.out_stride + head * args.head_dim;
+    if (args.parts) parts = args.parts + row.parts + head * row.part_blocks * (kPartHead + args.head_dim);
   }
   float* part(const AttentionArgs& args, int32_t block) const {
-    return args.parts + row.parts + (int64_t(head) * row.part_blocks + block) * (kPartHead + args.head_dim);
+    return parts + int64_t(block) * (kPartHead + args.head_dim);
   }
 };
 
@@ -290,16 +293,16 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
   const int32_t dim = args.head_dim;
   Form<R> form;
   alignas(64) float scores[R][kAttentionBlock];
-  int32_t first[R], last[R];
+  Query query[R];
   alignas(64) SoftmaxState state[R];
   int32_t end = 0, start = 0x7fffffff;
-  for (int r = 0; r < R; r++) {
-    const Query query(args, kv_head, begin + r);
-    form.set_query(r, query.source(args), dim, args.scale);
-    first[r] = query.first;
-    last[r] = query.last;
-    end = last[r] + 1 > end ? last[r] + 1 : end;
-    start = first[r] < start ? first[r] : start;
+  const AttentionRow* row = args.rows + begin / args.heads_per_kv;
+  for (int r = 0, head = begin % args.heads_per_kv; r < R; r++, head++) {
+    if (head == args.heads_per_kv) head = 0, row++;
+    query[r].find(args, kv_head, *row, head);
+    form.set_query(r, query[r].source, dim, args.scale);
+    end = query[r].last + 1 > end ? query[r].last + 1 : end;
+    start = query[r].first < start ? query[r].first : start;
     state[r].open(dim);
   }
   const int32_t head_offset = int32_t(kv_head * kv_head_bytes(args.kind, dim));
@@ -316,8 +319,9 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
     const int32_t from = span.from * kKvBlock, to = span.to * kKvBlock;
     for (int r = 0; r < R; r++) {
       // Only the ends of the range can be out of a query's sight.
-      for (int32_t i = last[r] - base + 1 > from ? last[r] - base + 1 : from; i < to; i++) scores[r][i] = kMasked;
-      for (int32_t i = from; i < to && base + i < first[r]; i++) scores[r][i] = kMasked;
+      const int32_t first = query[r].first - base, after = query[r].last - base + 1;
+      for (int32_t i = after > from ? after : from; i < to; i++) scores[r][i] = kMasked;
+      for (int32_t i = from; i < to && i < first; i++) scores[r][i] = kMasked;
       F m = splat(kMasked);
       for (int32_t i = from; i < to; i += kLanes) m = fmax(m, load(&scores[r][i]));
       const float block_max = max_lanes(m);
@@ -332,7 +336,7 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
       const float block_sum = sum_lanes(sum);
       form.set_weight(r, span, scores[r], peak);
       if (args.parts) {
-        float* part = Query(args, kv_head, begin + r).part(args, block);
+        float* part = query[r].part(args, block);
         part[0] = block_max;
         part[1] = block_sum;
       } else {
@@ -343,10 +347,9 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
       F acc[B][R];
       form.outputs(span, d, acc);
       for (int r = 0; r < R; r++) {
-        float* part = args.parts ? Query(args, kv_head, begin + r).part(args, block) + kPartHead + d : nullptr;
         for (int j = 0; j < B; j++) {
-          if (part)
-            store(part + j * kLanes, acc[j][r]);
+          if (args.parts)
+            store(query[r].part(args, block) + kPartHead + d + j * kLanes, acc[j][r]);
           else
             state[r].add_values(d + j * kLanes, acc[j][r], keep[r], take[r]);
         }
@@ -354,13 +357,14 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
     }
   }
   if (args.parts) return;
-  for (int r = 0; r < R; r++) state[r].close(dim, Query(args, kv_head, begin + r).target(args));
+  for (int r = 0; r < R; r++) state[r].close(dim, query[r].target);
 }
 
 // The same steps in the same order over stored parts.
 void attention_merge(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
   for (int32_t i = begin; i < end; i++) {
-    const Query query(args, kv_head, i);
+    Query query;
+    query.find(args, kv_head, args.rows[i / args.heads_per_kv], i % args.heads_per_kv);
     SoftmaxState state;
     state.open(args.head_dim);
     for (int32_t block = query.first / kAttentionBlock; block <= query.last / kAttentionBlock; block++) {
@@ -369,7 +373,7 @@ void attention_merge(const AttentionArgs& args, int32_t kv_head, int32_t begin, 
       state.merge(part[0], part[1], keep, take);
       for (int32_t d = 0; d < args.head_dim; d += kLanes) state.add_values(d, load(part + kPartHead + d), keep, take);
     }
-    state.close(args.head_dim, query.target(args));
+    state.close(args.head_dim, query.target);
   }
 }
 

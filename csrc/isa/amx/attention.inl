@@ -34,7 +34,7 @@ struct TileInt8Kv : Int8Kv<R> {
   }
 
   template <bool kAhead>
-  void scores(const KvSpan& span, float (*out)[kAttentionBlock]) {
+  APART void scores(const KvSpan& span, float (*out)[kAttentionBlock]) {
     const int32_t dim = span.args.head_dim, step = query_tile_dims(dim);
     const bool whole = dim == step;  // one tile holds all dimensions
     if (whole) load_queries(0);
@@ -61,7 +61,7 @@ struct TileInt8Kv : Int8Kv<R> {
     }
   }
 
-  void outputs(const KvSpan& span, int32_t d, F (&acc)[1][R]) const {
+  APART void outputs(const KvSpan& span, int32_t d, F (&acc)[1][R]) const {
     const int32_t dim = span.args.head_dim;
     tile_zero<0>();
     tile_zero<1>();
