@@ -22,11 +22,21 @@ inline void prefetch_range(const uint8_t* bytes, int32_t count) {
   for (int32_t i = 0; i < count; i += 64) prefetch(bytes + i);
 }
 
-// The next block's keys and this one's values, asked for while this one's keys are multiplied.
-inline void prefetch_ahead(const KvSpan& span, int32_t block, int32_t key_bytes, int32_t head_bytes) {
-  if (block + 1 < span.to) prefetch_range(span.head(block + 1), key_bytes);
-  prefetch_range(span.head(block) + key_bytes, head_bytes - key_bytes);
-}
+// The next block's keys and this one's values, asked for line by line while this one's keys are multiplied: all at once they
+// would fill the queue of misses and hold up the products.
+struct Ahead {
+  const uint8_t *keys, *values;
+
+  Ahead(const KvSpan& span, int32_t block, int32_t key_bytes)
+      : keys(span.head(block + 1 < span.to ? block + 1 : block)), values(span.head(block) + key_bytes) {}
+  template <int kLines>
+  void next() {
+    for (int i = 0; i < kLines; i++, keys += 64, values += 64) {
+      prefetch(keys);
+      prefetch(values);
+    }
+  }
+};
 
 // What is computed in loops of many sums is a function of its own: within a larger one gcc keeps the constants of exp in
 // registers and the sums in memory.
@@ -39,12 +49,14 @@ inline void prefetch_ahead(const KvSpan& span, int32_t block, int32_t key_bytes,
 // --- fp16 ------------------------------------------------------------------------------------------------------------
 // Sums over fp16 rows, `stride` values apart: chains of 32 inputs, even and odd ones apart, all from zero; the chains' sums
 // are added in ascending order. The lanes' blocks lie `next` values apart.
-template <int R, int B>
-inline void half_chunk(F (&acc)[B][R], const uint16_t* b, int64_t stride, int64_t next, const float* a, int64_t a_stride) {
+template <int R, int B, bool kAhead = false>
+inline void half_chunk(F (&acc)[B][R], const uint16_t* b, int64_t stride, int64_t next, const float* a, int64_t a_stride,
+                       Ahead* ahead = nullptr) {
   F even[B][R], odd[B][R];
   for (int j = 0; j < B; j++)
     for (int r = 0; r < R; r++) even[j][r] = odd[j][r] = splat(0.0f);
   for (int i = 0; i < kGroup; i += 2) {
+    if (kAhead) ahead->next<B>();
     F be[B], bo[B];
     for (int j = 0; j < B; j++) {
       be[j] = load_half(b + i * stride + j * next);
@@ -79,15 +91,15 @@ struct HalfKv {
     constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim, key_bytes = kKvBlock * dim * 2;
     for (int32_t b = span.from; b < span.to; b++) {
-      if (kAhead) prefetch_ahead(span, b, key_bytes, 2 * key_bytes);
+      Ahead ahead(span, b, key_bytes);
       const uint16_t* keys = reinterpret_cast<const uint16_t*>(span.head(b));
       for (int half = 0; half < 2; half += B) {
         F acc[B][R];
         for (int j = 0; j < B; j++)
           for (int r = 0; r < R; r++) acc[j][r] = splat(0.0f);
         for (int32_t d = 0; d < dim; d += kGroup)
-          half_chunk<R, B>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes, int64_t(kLanes) * dim,
-                           &queries[0][d], kMaxHeadDim);
+          half_chunk<R, B, kAhead>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes,
+                                   int64_t(kLanes) * dim, &queries[0][d], kMaxHeadDim, &ahead);
         for (int j = 0; j < B; j++)
           for (int r = 0; r < R; r++) store(&out[r][b * kKvBlock + (half + j) * kLanes], acc[j][r]);
       }
@@ -156,6 +168,8 @@ inline void round_query(const float* q, int32_t dim, float scale, TwoTerms& out)
   out.round(scaled, 0, dim, peak_of(scaled, 0, dim));
 }
 
+constexpr int32_t kScaleBytes = 2 * kKvBlock * int32_t(sizeof(float));
+
 struct Int8Head {  // a head's part of a KV block
   const uint8_t *keys, *values;
   const float *key_scales, *value_scales;
@@ -180,7 +194,8 @@ struct Int8Kv {
     constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim;
     for (int32_t b = span.from; b < span.to; b++) {
-      if (kAhead) prefetch_ahead(span, b, kKvBlock * dim, int32_t(kv_head_bytes(KvKind::kInt8, dim)));
+      Ahead ahead(span, b, kKvBlock * dim);
+      if (kAhead && b + 1 < span.to) prefetch_range(span.head(b + 1) + 2 * kKvBlock * dim, kScaleBytes);
       const Int8Head head(span.head(b), dim);
       for (int i = 0; i < kKvBlock; i += kLanes) store(value_scales + b * kKvBlock + i, load(head.value_scales + i));
       for (int half = 0; half < 2; half += B) {
@@ -188,6 +203,7 @@ struct Int8Kv {
         for (int j = 0; j < B; j++)
           for (int r = 0; r < R; r++) c[j][r] = e[j][r] = int_splat(0);
         for (int32_t d = 0; d < dim; d += 4) {
+          if (kAhead) ahead.template next<B>();
           W w[B];
           for (int j = 0; j < B; j++) w[j] = load_bytes(head.keys + ((half + j) * dim + d) * kLanes);
           for (int r = 0; r < R; r++)
