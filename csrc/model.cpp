@@ -15,6 +15,8 @@ namespace interlingua {
 namespace {
 
 constexpr int32_t kLogitChunk = 32;  // rows of logits held at once
+// Between rows of logits: at a distance of a power of two all rows' lines would fall into the same sets of the caches.
+constexpr int32_t kLogitGap = 272;
 constexpr int32_t kRowPad = 16;      // activation buffers reach to a whole tile of rows
 
 int32_t pad(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
@@ -413,7 +415,7 @@ void Model::op_attention(int qkv, int out, int layer, int32_t heads, int32_t win
 
 void Model::op_logits(int in, int norm, float eps, int weight, int32_t vocab) {
   const PackedWeight& w = weights_.at(size_t(weight));
-  logits_ = Buffer(size_t(kLogitChunk) * size_t(w.n) * sizeof(float));
+  logits_ = Buffer(size_t(kLogitChunk) * size_t(w.n + kLogitGap) * sizeof(float));
   const bool bf16 = w.kind == WeightKind::kBf16;
   expect_vector(norm, w.k, "the final norm");
   logits_activations_ = new_activations(w.k, !bf16, bf16, pad(kLogitChunk, kRowPad));
@@ -598,9 +600,9 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
     for (int32_t i = 0; i < count; i++)
       std::memcpy(rows.row(i), in.row(input.logit_index[first + i]), size_t(rows.width) * sizeof(float));
     run_prepare(rows.row(0), rows.width, count, op.b, op.f, logits_activations_, {});
-    run_linear(logits_activations_, weight, count, logits, padded, Epilogue::kStore, nullptr, -1);
+    run_linear(logits_activations_, weight, count, logits, padded + kLogitGap, Epilogue::kStore, nullptr, -1);
     const auto choose = [&](int32_t at, int thread) {
-      float* row = logits + int64_t(at - first) * padded;
+      float* row = logits + int64_t(at - first) * (padded + kLogitGap);
       const int32_t slot = input.slots[at];
       for (int32_t j = vocab; j < padded; j++) row[j] = -1e30f;
       if (output.logits) std::memcpy(output.logits + int64_t(at) * vocab, row, size_t(vocab) * sizeof(float));
