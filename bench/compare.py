@@ -23,8 +23,9 @@ from peers import SERVERS, Peer
 from results import keep, machine
 from server import running
 
+OURS = "interlingua"  # by default
 # Flags of each form in which ours is served.
-FORMS: dict[str, list[str]] = {"interlingua": [], "interlingua, int8 KV": ["--kv-cache-dtype", "int8"]}
+FORMS: dict[str, list[str]] = {OURS: [], f"{OURS}, int8 KV": ["--kv-cache-dtype", "int8"]}
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ median and the least in ms, and the ratio of its median to ours.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 from collections.abc import Callable
@@ -45,10 +46,10 @@ def main() -> None:
             uvloop.run(first_tokens(replace(load, requests=2, seed0=seed + 500)))  # warm-up
             found.setdefault(peer.name, []).extend(uvloop.run(first_tokens(replace(load, requests=arguments.requests))))
 
-    serve(ours, 1000)
+    serve(functools.partial(ours, OURS), 1000)
     for number, name in enumerate(arguments.peers, 1):
         serve(SERVERS[name], 1000 + 2000 * number)
-        serve(ours, 2000 + 2000 * number)
+        serve(functools.partial(ours, OURS), 2000 + 2000 * number)
     medians = {name: statistics.median(moments) for name, moments in found.items()}
     for name, moments in found.items():
         row = {

@@ -37,13 +37,17 @@ def load_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def of_last_commit(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A day's results may be of several commits."""
+    return [line for line in lines if line["commit"] == lines[-1]["commit"]]
+
+
 def draw_loads(lines: list[dict[str, Any]]) -> None:
     about = lines[-1]
     for field, label, name in PANELS:
         values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for line in lines:
-            if line["kind"] == "load":
-                values[line["server"]][line["streams"]].append(line[field])
+            values[line["server"]][line["streams"]].append(line[field])
         figure, axis = plt.subplots(figsize=(6, 3.8), dpi=150)
         for server, points in sorted(values.items()):
             streams = sorted(points)
@@ -105,8 +109,8 @@ def main() -> None:
     arguments = parser.parse_args()
     IMAGES.mkdir(exist_ok=True)
     lines = load_lines(arguments.results)
-    draw_loads([line for line in lines if "server" in line])
-    draw_roofline(lines)
+    draw_loads(of_last_commit([line for line in lines if line["kind"] == "load"]))
+    draw_roofline(of_last_commit([line for line in lines if "case" in line]))
 
 
 if __name__ == "__main__":

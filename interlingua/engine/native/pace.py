@@ -16,7 +16,7 @@ from interlingua.engine.native.sequence import Sequence
 
 # Beside decodes, long prompts may stretch a step to so many times what it would take without them. Promised are three:
 # the rest is for contexts that grow and for a machine that is not always quick.
-SLOWDOWN = 2.0
+SLOWDOWN = 1.6
 # Prompts up to so many tokens are computed at once even beside decodes: taken apart, they would hold up all the more.
 SHORT_PROMPT = 256
 # The prompt that has waited longest goes on by so many tokens a step, whatever they cost.
