@@ -8,17 +8,21 @@
 
 namespace interlingua {
 
-// Zeroed memory from the operating system; pages come on first touch. Large pages suit what is read as a whole; memory
-// that fills up bit by bit (the KV pool) would pay for zeroing 2 MB at each first touch.
+constexpr size_t kLargePage = size_t(2) << 20;
+
+// Zeroed memory from the operating system; pages come on first touch, large ones where the system has them.
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes, bool large_pages = true);
+  explicit Buffer(size_t bytes);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
+  // Has the system give the pages of [begin, end) now, as a first touch would; what they hold stays. `begin` begins a
+  // page. Returns 0 or an errno: EINVAL before Linux 5.14.
+  int touch(size_t begin, size_t end) const;
   template <class T>
   T* as() const {
     return reinterpret_cast<T*>(data_);

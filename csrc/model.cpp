@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -196,18 +197,23 @@ void unpack_row(const PackedWeight& weight, int32_t output, float factor, float*
 
 // --- Buffer ------------------------------------------------------------------------------------------------------------
 
-Buffer::Buffer(size_t bytes, bool large_pages) : size_(bytes) {
+Buffer::Buffer(size_t bytes) : size_(bytes) {
   if (!bytes) return;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<uint8_t*>(p);
 #ifdef MADV_HUGEPAGE
-  if (large_pages && bytes >= (size_t(4) << 20)) madvise(p, bytes, MADV_HUGEPAGE);
+  if (bytes >= 2 * kLargePage) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
 }
 
 Buffer::~Buffer() {
   if (data_) munmap(data_, size_);
+}
+
+int Buffer::touch(size_t begin, size_t end) const {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+  return madvise(data_ + begin, end - begin, kPopulateWrite) ? errno : 0;
 }
 
 Buffer::Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) {
@@ -300,6 +306,13 @@ void Model::set_kv(KvKind kind, int32_t layers, int32_t blocks, int32_t kv_heads
   // Which thread reads a sequence changes with the batch. Activations are left to first touch: small, and written anew by
   // every operation.
   pool_.interleave(kv_.data(), kv_.size());
+}
+
+size_t Model::touch_kv(size_t begin) {
+  // One thread, which leaves the other cores to those who serve. Pages that could not be interleaved over the nodes come
+  // from where their first writers run, and that should be all threads.
+  const size_t end = std::min(kv_.size(), begin + kLargePage);
+  return pool_.memory_error() || kv_.touch(begin, end) ? kv_.size() : end;
 }
 
 int Model::add_buffer(int32_t width) { return new_buffer(width, max_rows_); }

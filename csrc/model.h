@@ -83,6 +83,10 @@ class Model {
   size_t sampler_count() const { return samplers_.size(); }
   void step(const StepInput& input, const StepOutput& output);
   void copy_block(int32_t from, int32_t to);
+  // Has the system give the pool's next large page of memory from byte `begin` on, which begins a page: a step that is the
+  // first to write there would wait for it. What the pool holds stays. Returns where to go on: `kv_bytes` at the end, and
+  // where this cannot be done.
+  size_t touch_kv(size_t begin);
 
   // Seconds spent per kind of operation since profiling was switched on, in the order of `op_kinds`.
   void set_profiling(bool on);

@@ -50,6 +50,7 @@ class ThreadPool {
   // on the node whose share they are in. `interleave`: what any thread may read. Neither does anything on one node.
   void place(const uint8_t* data, size_t bytes) const;
   void interleave(const uint8_t* data, size_t bytes) const;
+  int memory_error() const { return memory_error_; }  // an errno if the system refused some of it
   // For operators: "2 NUMA nodes", and what the system refused; empty on one node.
   std::string placement() const;
 

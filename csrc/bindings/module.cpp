@@ -333,6 +333,16 @@ NB_MODULE(_native, m) {
       .def("remove_sampler", &Model::remove_sampler, "slot"_a)
       .def_prop_ro("sampler_count", &Model::sampler_count)
       .def("copy_block", &Model::copy_block, "source"_a, "target"_a)
+      .def(
+          "touch_kv",
+          [](Model& model, size_t begin) {
+            expect(begin <= model.kv_bytes(), "no such byte of the KV pool");
+            nb::gil_scoped_release release;
+            return model.touch_kv(begin);
+          },
+          "begin"_a,
+          "Has the system give a piece of the KV pool's pages from byte `begin`, a piece's begin, ahead of their use. Returns "
+          "where to go on; `kv_bytes` when nothing is left to do.")
       .def("step", step, "tokens"_a, "positions"_a, "offsets"_a, "block_tables"_a, "logit_index"_a, "slots"_a, "targets"_a,
            "ids"_a, "logprobs"_a, "logits"_a.none() = nb::none(),
            "allowed"_a = std::vector<std::optional<Vector<const uint32_t>>>(), "adapters"_a = std::vector<const LoraAdapter*>(),

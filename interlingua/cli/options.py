@@ -252,8 +252,8 @@ class Options:
         Size(),
         None,
         Group.MEMORY,
-        "memory for the KV cache, which finished prompts fill in time (`prefix_cache`); refused at start if so much "
-        "is not free",
+        "memory for the KV cache, taken in the first quiet moments and filled by finished prompts (`prefix_cache`); "
+        "refused at start if so much is not free",
         absent="a quarter of the free memory, at most eight full contexts or 65,536 tokens, at least one context",
         commands=_CPU,
     )

@@ -292,6 +292,7 @@ def test_refusals_are_told_and_change_nothing() -> None:
     model = Model("", 2, ActivationKind.INT8, 16, nodes_of(1, 1))
     model.set_kv(KvKind.FP16, 1, 8, 1, 32)
     assert model.placement == "2 NUMA nodes, memory not bound to them (Invalid argument)"
+    assert model.touch_kv(0) == model.kv_bytes, "first writers choose where pages lie"
 
 
 @pytest.mark.parametrize(("threads", "sizes"), [(2, ()), (2, (4,)), (1, (1, 1))])

@@ -39,6 +39,7 @@ from interlingua.engine.native.drafts import Drafter
 from interlingua.engine.native.guide import Guide, Guides, Vocabulary
 from interlingua.engine.native.load import LoadedModel, load_model
 from interlingua.engine.native.lora import Lora, read_adapter
+from interlingua.engine.native.memory import available_memory
 from interlingua.engine.native.outcome import Outcome, read_outcomes
 from interlingua.engine.native.scheduler import Scheduler
 from interlingua.engine.native.sequence import Sequence
@@ -53,6 +54,7 @@ KvCacheType = Literal["fp16", "int8"]
 # The engine thread needs the interpreter after every step; at the default of 5 ms a busy event loop would hold it up.
 _SWITCH_INTERVAL = 0.0005
 _JOIN_SECONDS = 30.0
+_QUIET_SECONDS = 0.1  # after which an engine without work sees to its memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,7 @@ class NativeEngine:
         self._drafted_tokens = 0
         self._accepted_tokens = 0
         self._last_progress = 0.0
+        self._touched = 0  # bytes of the KV pool, engine thread only
 
     # --- event loop ---
 
@@ -303,9 +306,10 @@ class NativeEngine:
 
     def _take_inbox(self, scheduler: Scheduler) -> bool:
         """Takes new requests and aborts; sleeps while there is nothing to do. False = stop."""
+        patience: float | None = _QUIET_SECONDS
+        while not self._await_work(scheduler, patience):
+            patience = 0.0 if self._touch_pool() else None
         with self._wake:
-            while not self._inbox and not scheduler.running and not scheduler.waiting and not self._stopping:
-                self._wake.wait()
             if self._stopping:
                 return False
         while True:  # one by one: what a fault leaves in the inbox is ended with the rest
@@ -317,6 +321,28 @@ class NativeEngine:
                 self._admit(scheduler, stream, request)
             elif stream.sequence is not None and stream.sequence in self._streams:
                 self._drop(scheduler, stream.sequence)
+
+    def _await_work(self, scheduler: Scheduler, seconds: float | None) -> bool:
+        """Sleeps while there is nothing to do. False = nothing came within `seconds`."""
+        with self._wake:
+            return self._wake.wait_for(
+                lambda: bool(self._inbox or scheduler.running or scheduler.waiting or self._stopping), seconds
+            )
+
+    def _touch_pool(self) -> bool:
+        """Has the system give the next pages of the KV pool before a step waits for them. False = there are no more.
+
+        A request that comes meanwhile waits for one such piece. Where the machine has less memory left than the pool
+        takes in all, pages come with their first use: servers side by side must not fill it with what none needs yet.
+        """
+        pool = self._model.kv_bytes
+        try:
+            if self._touched >= pool or available_memory() < pool:
+                return False
+        except OSError:  # no file can be opened now
+            return False
+        self._touched = self._model.touch_kv(self._touched)
+        return True
 
     def _admit(self, scheduler: Scheduler, stream: _Stream, request: PreparedRequest) -> None:
         problem = self._misfit(request)

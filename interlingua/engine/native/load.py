@@ -144,7 +144,7 @@ def load_model(
             progress(min(done, size), size)
 
     try:
-        # The pool is mapped before the program refers to it; its pages are touched as tokens arrive.
+        # The pool is mapped before the program refers to it; its pages come later (NativeEngine).
         context = _context(config, options)
         pool = _kv_pool(config, options, size)
         model.set_kv(_KV_KINDS[options.kv_cache_dtype], config.layers, pool.blocks, config.kv_heads, config.padded_head)
