@@ -5,7 +5,7 @@
 
 constexpr int kMaxHeadDim = 256;
 constexpr int kQueryTile = 6;
-constexpr float kMasked = -1e30f;
+constexpr float kMasked = -3e38f;
 
 // The KV blocks of one attention block that a tile of queries looks at, for one KV head.
 struct KvSpan {
@@ -42,41 +42,43 @@ struct Ahead {
 // registers and the sums in memory.
 #define APART __attribute__((noinline))
 
-// A form of KV offers, for R queries: `set_query`; `scores`, of all positions of a span; `weigh`, what softmax weights p of
-// 16 positions become; `set_weight`, which takes those of the span's positions and the largest of them; and `outputs`,
-// kBlocks * 16 dimensions from d on. Blocks of lanes share each query value's broadcast: few queries still make enough chains.
+// A form of KV offers, for R queries: `set_query`, which gives the factor that its scores lack; `scores`, of all positions of
+// a span; `weigh`, what softmax weights p of 16 positions become; `set_weight`, which takes those of the span's positions and
+// the largest of them; and `outputs`, kBlocks * 16 dimensions from d on. Blocks of lanes share each query value's broadcast:
+// few queries still make enough chains.
 
 // --- fp16 ------------------------------------------------------------------------------------------------------------
-// Sums over fp16 rows, `stride` values apart: chains of 32 inputs, even and odd ones apart, all from zero; the chains' sums
-// are added in ascending order. The lanes' blocks lie `next` values apart.
-template <int R, int B, bool kAhead = false>
-inline void half_chunk(F (&acc)[B][R], const uint16_t* b, int64_t stride, int64_t next, const float* a, int64_t a_stride,
-                       Ahead* ahead = nullptr) {
+// Sums over fp16 rows, `stride` values apart: one chain over the even rows and one over the odd. The lanes' blocks lie `next`
+// values apart.
+template <int R, int B>
+struct HalfSums {
   F even[B][R], odd[B][R];
-  for (int j = 0; j < B; j++)
-    for (int r = 0; r < R; r++) even[j][r] = odd[j][r] = splat(0.0f);
-  for (int i = 0; i < kGroup; i += 2) {
-    if (kAhead) ahead->next<B>();
-    F be[B], bo[B];
-    for (int j = 0; j < B; j++) {
-      be[j] = load_half(b + i * stride + j * next);
-      bo[j] = load_half(b + (i + 1) * stride + j * next);
-    }
-    for (int r = 0; r < R; r++) {
-      const F ae = splat(a[r * a_stride + i]), ao = splat(a[r * a_stride + i + 1]);
+
+  HalfSums() {
+    for (int j = 0; j < B; j++)
+      for (int r = 0; r < R; r++) even[j][r] = odd[j][r] = splat(0.0f);
+  }
+  template <bool kAhead = false>
+  void take(const uint16_t* b, int64_t stride, int64_t next, const float* a, int64_t a_stride, int32_t count,
+            Ahead* ahead = nullptr) {
+    for (int32_t i = 0; i < count; i += 2, b += 2 * stride, a += 2) {
+      if (kAhead) ahead->next<B>();
+      F be[B], bo[B];
       for (int j = 0; j < B; j++) {
-        even[j][r] = fma(be[j], ae, even[j][r]);
-        odd[j][r] = fma(bo[j], ao, odd[j][r]);
+        be[j] = load_half(b + j * next);
+        bo[j] = load_half(b + stride + j * next);
+      }
+      for (int r = 0; r < R; r++) {
+        const F ae = splat(a[r * a_stride]), ao = splat(a[r * a_stride + 1]);
+        for (int j = 0; j < B; j++) {
+          even[j][r] = fma(be[j], ae, even[j][r]);
+          odd[j][r] = fma(bo[j], ao, odd[j][r]);
+        }
       }
     }
   }
-  for (int j = 0; j < B; j++)
-    for (int r = 0; r < R; r++) acc[j][r] = add(acc[j][r], add(even[j][r], odd[j][r]));
-}
-
-inline void scale_query(const float* q, int32_t dim, float scale, float* out) {
-  for (int32_t i = 0; i < dim; i += kLanes) store(out + i, mul(load(q + i), splat(scale)));
-}
+  F sum(int j, int r) const { return add(even[j][r], odd[j][r]); }
+};
 
 template <int R>
 struct HalfKv {
@@ -84,7 +86,10 @@ struct HalfKv {
   alignas(64) float queries[R][kMaxHeadDim];
   const float* weights[R];
 
-  void set_query(int r, const float* q, int32_t dim, float scale) { scale_query(q, dim, scale, queries[r]); }
+  float set_query(int r, const float* q, int32_t dim) {
+    for (int32_t i = 0; i < dim; i += kLanes) store(queries[r] + i, load(q + i));
+    return 1.0f;
+  }
 
   template <bool kAhead>
   APART void scores(const KvSpan& span, float (*out)[kAttentionBlock]) const {
@@ -94,14 +99,11 @@ struct HalfKv {
       Ahead ahead(span, b, key_bytes);
       const uint16_t* keys = reinterpret_cast<const uint16_t*>(span.head(b));
       for (int half = 0; half < 2; half += B) {
-        F acc[B][R];
+        HalfSums<R, B> sums;
+        sums.template take<kAhead>(keys + int64_t(half) * kLanes * dim, kLanes, int64_t(kLanes) * dim, queries[0],
+                                   kMaxHeadDim, dim, &ahead);
         for (int j = 0; j < B; j++)
-          for (int r = 0; r < R; r++) acc[j][r] = splat(0.0f);
-        for (int32_t d = 0; d < dim; d += kGroup)
-          half_chunk<R, B, kAhead>(acc, keys + int64_t(half) * kLanes * dim + int64_t(d) * kLanes, kLanes,
-                                   int64_t(kLanes) * dim, &queries[0][d], kMaxHeadDim, &ahead);
-        for (int j = 0; j < B; j++)
-          for (int r = 0; r < R; r++) store(&out[r][b * kKvBlock + (half + j) * kLanes], acc[j][r]);
+          for (int r = 0; r < R; r++) store(&out[r][b * kKvBlock + (half + j) * kLanes], sums.sum(j, r));
       }
     }
   }
@@ -112,12 +114,13 @@ struct HalfKv {
   APART void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
     constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim;
-    for (int j = 0; j < B; j++)
-      for (int r = 0; r < R; r++) acc[j][r] = splat(0.0f);
+    HalfSums<R, B> sums;
     for (int32_t b = span.from; b < span.to; b++) {
       const uint16_t* values = reinterpret_cast<const uint16_t*>(span.head(b)) + int64_t(kKvBlock) * dim;
-      half_chunk<R, B>(acc, values + d, dim, kLanes, weights[0] + b * kKvBlock, kAttentionBlock);
+      sums.take(values + d, dim, kLanes, weights[0] + b * kKvBlock, kAttentionBlock, kKvBlock);
     }
+    for (int j = 0; j < B; j++)
+      for (int r = 0; r < R; r++) acc[j][r] = sums.sum(j, r);
   }
 };
 
@@ -146,7 +149,7 @@ struct TwoTerms {
       int_store_bytes(low + i, int_sub(q, int_shift_left_8(h)));
       total = int_add(total, q);
     }
-    scale = zero ? 0.0f : peak / kTermRange;
+    scale = zero ? 1.0f : peak / kTermRange;
     sum = int_sum_lanes(total);
   }
 };
@@ -160,12 +163,6 @@ inline float peak_of(const float* x, int32_t from, int32_t to) {
 // The exact sum of products with bytes that are stored plus 128, from the sums of both terms' products.
 inline I join_terms(I high, I low, int32_t sum) {
   return int_sub(int_add(int_shift_left_8(high), low), int_splat(128 * sum));
-}
-
-inline void round_query(const float* q, int32_t dim, float scale, TwoTerms& out) {
-  alignas(64) float scaled[kMaxHeadDim];
-  scale_query(q, dim, scale, scaled);
-  out.round(scaled, 0, dim, peak_of(scaled, 0, dim));
 }
 
 constexpr int32_t kScaleBytes = 2 * kKvBlock * int32_t(sizeof(float));
@@ -187,7 +184,10 @@ struct Int8Kv {
   TwoTerms queries[R], weights[R];
   alignas(64) float value_scales[kAttentionBlock];  // of the span's positions
 
-  void set_query(int r, const float* q, int32_t dim, float scale) { round_query(q, dim, scale, queries[r]); }
+  float set_query(int r, const float* q, int32_t dim) {
+    queries[r].round(q, 0, dim, peak_of(q, 0, dim));
+    return queries[r].scale;
+  }
 
   template <bool kAhead>
   APART void scores(const KvSpan& span, float (*out)[kAttentionBlock]) {
@@ -216,7 +216,7 @@ struct Int8Kv {
           const F scales = load(head.key_scales + (half + j) * kLanes);
           for (int r = 0; r < R; r++)
             store(&out[r][b * kKvBlock + (half + j) * kLanes],
-                  mul(to_float(join_terms(c[j][r], e[j][r], queries[r].sum)), mul(scales, splat(queries[r].scale))));
+                  mul(to_float(join_terms(c[j][r], e[j][r], queries[r].sum)), scales));
         }
       }
     }
@@ -253,31 +253,49 @@ struct Int8Kv {
 };
 
 // --- softmax and merge -----------------------------------------------------------------------------------------------
+// 2^x for x <= 0: minimax polynomial of degree 5 on [-1/2, 1/2]; exactly 1 at 0 and 0 below -127. Relative error under 2e-7.
+inline F exp2_lanes(F x) {
+  const F clamped = fmax(x, splat(-127.0f));
+  const F n = round_nearest(clamped), r = sub(clamped, n);
+  F p = splat(1.32647272e-3f);
+  p = fma(p, r, splat(9.67151264e-3f));
+  p = fma(p, r, splat(5.550733743e-2f));
+  p = fma(p, r, splat(2.402224209e-1f));
+  p = fma(p, r, splat(6.931469776e-1f));
+  p = fma(p, r, splat(1.0f));
+  return raise_exponent(p, n);
+}
+
+// Softmax of R queries over the blocks so far; a query is a lane of what is a number. Maxima are logarithms to base 2.
+template <int R>
 struct SoftmaxState {
-  float max, sum;
-  float out[kMaxHeadDim];
+  static_assert(R <= kLanes, "a lane for each query");
+  alignas(64) float max[kLanes], sum[kLanes], out[R][kMaxHeadDim];
+  alignas(64) float block_max[kLanes], block_sum[kLanes], keep[kLanes], take[kLanes];
 
   void open(int32_t dim) {
-    max = kMasked;
-    sum = 0.0f;
-    for (int32_t i = 0; i < dim; i += kLanes) store(out + i, splat(0.0f));
+    store(max, splat(kMasked));
+    store(sum, splat(0.0f));
+    store(block_max, splat(0.0f));
+    store(block_sum, splat(0.0f));
+    for (int r = 0; r < R; r++)
+      for (int32_t i = 0; i < dim; i += kLanes) store(out[r] + i, splat(0.0f));
   }
-  // Factors of what was there and of a block's values, once its maximum and sum are taken in.
-  void merge(float block_max, float block_sum, float& keep, float& take) {
-    const float m = block_max > max ? block_max : max;
-    alignas(64) float factors[kLanes] = {max - m, block_max - m};
-    store(factors, exp_lanes(load(factors)));
-    keep = factors[0];
-    take = factors[1];
-    sum = sum * keep + block_sum * take;
-    max = m;
+  // Takes in the block's maxima and sums; gives the factors of what was there, and of the block's values.
+  void merge() {
+    const F before = load(max), block = load(block_max), m = fmax(block, before);
+    const F kept = exp2_lanes(sub(before, m)), taken = exp2_lanes(sub(block, m));
+    store(sum, add(mul(load(sum), kept), mul(load(block_sum), taken)));
+    store(max, m);
+    store(keep, kept);
+    store(take, taken);
   }
-  void add_values(int32_t d, F values, float keep, float take) {
-    store(out + d, add(mul(load(out + d), splat(keep)), mul(values, splat(take))));
+  void add_values(int r, int32_t d, F values) {
+    store(out[r] + d, add(mul(load(out[r] + d), splat(keep[r])), mul(values, splat(take[r]))));
   }
-  void close(int32_t dim, float* target) const {
-    const F inverse = splat(1.0f / sum);
-    for (int32_t d = 0; d < dim; d += kLanes) store(target + d, mul(load(out + d), inverse));
+  void close(int r, int32_t dim, float* target) const {
+    const F inverse = splat(1.0f / sum[r]);
+    for (int32_t d = 0; d < dim; d += kLanes) store(target + d, mul(load(out[r] + d), inverse));
   }
 };
 
@@ -301,6 +319,41 @@ struct Query {
   }
 };
 
+// Turns the scores of a block into weights. Each step is done for all queries before the next, so that none waits for the
+// one long chain of a query's maximum, weights and their rounding.
+template <template <int> class Form, int R>
+APART void softmax(const KvSpan& span, const Query (&query)[R], const float (&factor)[R], int32_t base, Form<R>& form,
+                   float (*scores)[kAttentionBlock], SoftmaxState<R>& state) {
+  const int32_t from = span.from * kKvBlock, to = span.to * kKvBlock;
+  F max[R], sum[R], peak[R];
+  for (int r = 0; r < R; r++) {
+    // Only the ends of the range can be out of a query's sight.
+    const int32_t first = query[r].first - base, after = query[r].last - base + 1;
+    for (int32_t i = after > from ? after : from; i < to; i++) scores[r][i] = kMasked;
+    for (int32_t i = from; i < to && i < first; i++) scores[r][i] = kMasked;
+    max[r] = splat(kMasked);
+  }
+  for (int32_t i = from; i < to; i += kLanes)
+    for (int r = 0; r < R; r++) max[r] = fmax(max[r], load(&scores[r][i]));
+  for (int r = 0; r < R; r++) {
+    const float top = max_lanes(max[r]);
+    const bool seen = top > kMasked;
+    const F shift = splat(seen ? top : 0.0f);
+    state.block_max[r] = seen ? top * factor[r] : kMasked;
+    sum[r] = peak[r] = splat(0.0f);
+    for (int32_t i = from; i < to; i += kLanes) {
+      const F p = exp2_lanes(mul(sub(load(&scores[r][i]), shift), splat(factor[r]))), weight = form.weigh(i, p);
+      store(&scores[r][i], weight);
+      sum[r] = add(sum[r], p);
+      peak[r] = fmax(peak[r], weight);
+    }
+  }
+  for (int r = 0; r < R; r++) {
+    state.block_sum[r] = sum_lanes(sum[r]);
+    form.set_weight(r, span, scores[r], peak[r]);
+  }
+}
+
 // Queries begin .. begin + R. `kAhead` asks for KV before it is needed: for few queries, which wait for memory; many find it
 // in the cache.
 template <template <int> class Form, int R, bool kAhead>
@@ -310,16 +363,17 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
   Form<R> form;
   alignas(64) float scores[R][kAttentionBlock];
   Query query[R];
-  alignas(64) SoftmaxState state[R];
+  float factor[R];
+  SoftmaxState<R> state;
+  state.open(dim);
   int32_t end = 0, start = 0x7fffffff;
   const AttentionRow* row = args.rows + begin / args.heads_per_kv;
   for (int r = 0, head = begin % args.heads_per_kv; r < R; r++, head++) {
     if (head == args.heads_per_kv) head = 0, row++;
     query[r].find(args, kv_head, *row, head);
-    form.set_query(r, query[r].source, dim, args.scale);
+    factor[r] = form.set_query(r, query[r].source, dim) * (args.scale * 1.44269504088896341f);
     end = query[r].last + 1 > end ? query[r].last + 1 : end;
     start = query[r].first < start ? query[r].first : start;
-    state[r].open(dim);
   }
   const int32_t head_offset = int32_t(kv_head * kv_head_bytes(args.kind, dim));
   const int32_t first_block = start / kAttentionBlock > args.block_begin ? start / kAttentionBlock : args.block_begin;
@@ -330,34 +384,15 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
     const KvSpan span{args, args.block_table + base / kKvBlock, head_offset, start > base ? (start - base) / kKvBlock : 0,
                       (limit + kKvBlock - 1) / kKvBlock};
     form.template scores<kAhead>(span, scores);
-    // Softmax of the block, each query with its own limits.
-    float keep[R], take[R];
-    const int32_t from = span.from * kKvBlock, to = span.to * kKvBlock;
-    for (int r = 0; r < R; r++) {
-      // Only the ends of the range can be out of a query's sight.
-      const int32_t first = query[r].first - base, after = query[r].last - base + 1;
-      for (int32_t i = after > from ? after : from; i < to; i++) scores[r][i] = kMasked;
-      for (int32_t i = from; i < to && i < first; i++) scores[r][i] = kMasked;
-      F m = splat(kMasked);
-      for (int32_t i = from; i < to; i += kLanes) m = fmax(m, load(&scores[r][i]));
-      const float block_max = max_lanes(m);
-      F sum = splat(0.0f), peak = splat(0.0f);
-      for (int32_t i = from; i < to; i += kLanes) {
-        const F x = load(&scores[r][i]);
-        const F p = zero_below(x, 0.5f * kMasked, exp_lanes(sub(x, splat(block_max)))), weight = form.weigh(i, p);
-        store(&scores[r][i], weight);
-        sum = add(sum, p);
-        peak = fmax(peak, weight);
-      }
-      const float block_sum = sum_lanes(sum);
-      form.set_weight(r, span, scores[r], peak);
-      if (args.parts) {
+    softmax<Form, R>(span, query, factor, base, form, scores, state);
+    if (args.parts) {
+      for (int r = 0; r < R; r++) {
         float* part = query[r].part(args, block);
-        part[0] = block_max;
-        part[1] = block_sum;
-      } else {
-        state[r].merge(block_max, block_sum, keep[r], take[r]);
+        part[0] = state.block_max[r];
+        part[1] = state.block_sum[r];
       }
+    } else {
+      state.merge();
     }
     for (int32_t d = 0; d < dim; d += B * kLanes) {  // head_dim is a multiple of 32
       F acc[B][R];
@@ -367,13 +402,13 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
           if (args.parts)
             store(query[r].part(args, block) + kPartHead + d + j * kLanes, acc[j][r]);
           else
-            state[r].add_values(d + j * kLanes, acc[j][r], keep[r], take[r]);
+            state.add_values(r, d + j * kLanes, acc[j][r]);
         }
       }
     }
   }
   if (args.parts) return;
-  for (int r = 0; r < R; r++) state[r].close(dim, query[r].target);
+  for (int r = 0; r < R; r++) state.close(r, dim, query[r].target);
 }
 
 // The same steps in the same order over stored parts.
@@ -381,15 +416,16 @@ void attention_merge(const AttentionArgs& args, int32_t kv_head, int32_t begin, 
   for (int32_t i = begin; i < end; i++) {
     Query query;
     query.find(args, kv_head, args.rows[i / args.heads_per_kv], i % args.heads_per_kv);
-    SoftmaxState state;
+    SoftmaxState<1> state;
     state.open(args.head_dim);
     for (int32_t block = query.first / kAttentionBlock; block <= query.last / kAttentionBlock; block++) {
       const float* part = query.part(args, block);
-      float keep, take;
-      state.merge(part[0], part[1], keep, take);
-      for (int32_t d = 0; d < args.head_dim; d += kLanes) state.add_values(d, load(part + kPartHead + d), keep, take);
+      state.block_max[0] = part[0];
+      state.block_sum[0] = part[1];
+      state.merge();
+      for (int32_t d = 0; d < args.head_dim; d += kLanes) state.add_values(0, d, load(part + kPartHead + d));
     }
-    state.close(args.head_dim, query.target);
+    state.close(0, args.head_dim, query.target);
   }
 }
 

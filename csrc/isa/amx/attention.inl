@@ -55,8 +55,7 @@ struct TileInt8Kv : Int8Kv<R> {
         store(this->value_scales + b * kKvBlock + i, load(head.value_scales + i));
         const F scales = load(head.key_scales + i);
         for (int r = 0; r < R; r++)
-          store(out[r] + b * kKvBlock + i,
-                mul(joined(high, low, r, this->queries[r].sum), mul(scales, splat(this->queries[r].scale))));
+          store(out[r] + b * kKvBlock + i, mul(joined(high, low, r, this->queries[r].sum), scales));
       }
     }
   }

@@ -38,6 +38,11 @@ inline __m256 power_of_two_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 inline F power_of_two(F n) { return {power_of_two_half(n.lo), power_of_two_half(n.hi)}; }
+inline __m256 raise_exponent_half(__m256 x, __m256 n) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+}
+// x * 2^n for whole n, by its exponent: x may not become subnormal, but 1 * 2^-127 is 0
+inline F raise_exponent(F x, F n) { return {raise_exponent_half(x.lo, n.lo), raise_exponent_half(x.hi, n.hi)}; }
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 inline I int_splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

@@ -25,6 +25,10 @@ inline F power_of_two(F n) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
+// x * 2^n for whole n, by its exponent: x may not become subnormal, but 1 * 2^-127 is 0
+inline F raise_exponent(F x, F n) {
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23)));
+}
 inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 inline I int_splat(int32_t x) { return _mm512_set1_epi32(x); }

@@ -37,6 +37,15 @@ inline float power_of_two_lane(float n) {
   __builtin_memcpy(&x, &bits, 4);
   return x;
 }
+inline float raise_exponent_lane(float x, float n) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  bits += uint32_t(int32_t(n)) << 23;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+// x * 2^n for whole n, by its exponent: x may not become subnormal, but 1 * 2^-127 is 0
+inline F raise_exponent(const F& x, const F& n) { LANES(F, raise_exponent_lane(x.v[i], n.v[i])); }
 inline F power_of_two(const F& n) { LANES(F, power_of_two_lane(n.v[i])); }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 
