@@ -537,8 +537,8 @@ void Model::run_linear(int activations, const PackedWeight& weight, int32_t rows
   LinearArgs args{weight.view(), activations_[size_t(activations)].view(), kind, rows, out, stride, bias, epilogue};
   const bool adapted = op >= 0 && lora_.changes(op);
   const int32_t before = adapted ? lora_.open(op, activations, args) : 0;
-  const int32_t blocks = weight.n / kLanes, unit = epilogue == Epilogue::kSiluGate ? 2 : 1;
-  const int32_t chunk = std::max(1, blocks / unit / (pool_.size() * 6)) * unit;
+  const int32_t blocks = weight.n / kLanes;
+  const int32_t chunk = std::max(1, blocks / (pool_.size() * 12)) * 2;  // pairs: kernels take two 16-blocks at once
   pool_.run(before + (blocks + chunk - 1) / chunk, [&](int32_t i, int) {
     if (i < before) return lora_.down(i);
     const int32_t begin = (i - before) * chunk, end = std::min(blocks, begin + chunk);

@@ -1,6 +1,7 @@
 // Kernels over a 16-lane vector type, compiled once per ISA. The including file defines, in an anonymous namespace:
-//   F (16 floats), I (16 int32), W (64 bytes) and the operations used below; kRowTile, kWideQueries (what fits into its
-//   registers). Order of float operations is fixed here and
+//   F (16 floats), I (16 int32), W (64 bytes), Word (4 bytes in every lane) and the operations used below; what fits into
+//   its registers: kRowTile (rows of a bf16 product), kIntRowTile and kIntBlocks (rows and 16-blocks of integer products),
+//   kWideQueries. Order of float operations is fixed here and
 //   nowhere else: this is what makes all tiers agree bit for bit.
 //
 // `linear` and `attention` are the ISA file's own: linear_generic and attention_generic, or what gives the same bits.
@@ -65,99 +66,139 @@ inline F int4_group(F acc, I dot, F d, F m, float scale, float sum) {
 }
 inline F int8_group(F acc, I dot, F d, float scale) { return fma(to_float(dot), mul(d, splat(scale)), acc); }
 
-template <int R, bool kTwoTerms>
-inline void linear_block_int4(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
+// Integer layers multiply R rows with B 16-blocks side by side, into tile[b][r][16]: four bytes of a row's inputs are
+// read once for all blocks, and B * R chains of sums hide the latency of the products.
+template <int R, int B, bool kTwoTerms>
+inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[R][kLanes]) {
   const int32_t groups = args.weight.k / kGroup;
-  const uint8_t* q = args.weight.quants + int64_t(block) * groups * 256;
-  const uint8_t* s = args.weight.scales + int64_t(block) * groups * 64;
+  const int64_t next_block = int64_t(groups) * 256, next_scales = int64_t(groups) * 64;
+  const uint8_t* q = args.weight.quants + block * next_block;
+  const uint8_t* s = args.weight.scales + block * next_scales;
   const int64_t at = Activations::at(row, 0, groups);
   const int8_t* high = args.in.high + at * kGroup;
   const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
   const float* scale = args.in.scale + at;
   const float* sum = args.in.sum + at;
-  F acc[R];
-  for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
-  for (int32_t g = 0; g < groups; g++, q += 256, s += 64) {
-    prefetch(q + 2048);
-    prefetch(q + 2048 + 64);
-    prefetch(q + 2048 + 128);
-    prefetch(q + 2048 + 192);
-    I c[R], e[R];
-    for (int r = 0; r < R; r++) c[r] = e[r] = int_splat(0);
+  F acc[B][R];
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
+  for (int32_t g = 0; g < groups; g++) {
+    I c[B][R], e[B][R];
+    for (int b = 0; b < B; b++)
+      for (int r = 0; r < R; r++) c[b][r] = e[b][r] = int_splat(0);
+#pragma GCC unroll 4
     for (int v = 0; v < 4; v++) {
-      const W w = load_bytes(q + 64 * v);
-      const W lo = low_nibbles(w), hi = high_nibbles(w);
+      W lo[B], hi[B];
+      for (int b = 0; b < B; b++) {
+        prefetch(q + b * next_block + 2048 + 64 * v);
+        const W w = load_bytes(q + b * next_block + 64 * v);
+        lo[b] = low_nibbles(w);
+        hi[b] = high_nibbles(w);
+      }
       for (int r = 0; r < R; r++) {
-        const int8_t* h = high + (int64_t(g) * kTileRows + r) * kGroup;
-        c[r] = dot_u8s8(c[r], lo, h + 4 * v);
-        c[r] = dot_u8s8(c[r], hi, h + 16 + 4 * v);
+        const Word first = load_word<B>(high + r * kGroup + 4 * v);
+        for (int b = 0; b < B; b++) c[b][r] = dot_word(c[b][r], lo[b], first);
         if (kTwoTerms) {
-          const int8_t* l = low + (int64_t(g) * kTileRows + r) * kGroup;
-          e[r] = dot_u8s8(e[r], lo, l + 4 * v);
-          e[r] = dot_u8s8(e[r], hi, l + 16 + 4 * v);
+          const Word second = load_word<B>(low + r * kGroup + 4 * v);
+          for (int b = 0; b < B; b++) e[b][r] = dot_word(e[b][r], lo[b], second);
+        }
+      }
+      for (int r = 0; r < R; r++) {
+        const Word first = load_word<B>(high + r * kGroup + 16 + 4 * v);
+        for (int b = 0; b < B; b++) c[b][r] = dot_word(c[b][r], hi[b], first);
+        if (kTwoTerms) {
+          const Word second = load_word<B>(low + r * kGroup + 16 + 4 * v);
+          for (int b = 0; b < B; b++) e[b][r] = dot_word(e[b][r], hi[b], second);
         }
       }
     }
-    const F d = load_half(reinterpret_cast<const uint16_t*>(s));
-    const F m = load_half(reinterpret_cast<const uint16_t*>(s) + kLanes);
-    for (int r = 0; r < R; r++) {
-      const I dot = kTwoTerms ? int_add(int_shift_left_8(c[r]), e[r]) : c[r];
-      acc[r] = int4_group(acc[r], dot, d, m, scale[int64_t(g) * kTileRows + r], sum[int64_t(g) * kTileRows + r]);
+    F d[B], m[B];
+    for (int b = 0; b < B; b++) {
+      const uint16_t* half = reinterpret_cast<const uint16_t*>(s + b * next_scales);
+      d[b] = load_half(half);
+      m[b] = load_half(half + kLanes);
     }
+    for (int r = 0; r < R; r++)
+      for (int b = 0; b < B; b++) {
+        const I dot = kTwoTerms ? int_add(int_shift_left_8(c[b][r]), e[b][r]) : c[b][r];
+        acc[b][r] = int4_group(acc[b][r], dot, d[b], m[b], scale[r], sum[r]);
+      }
+    q += 256;
+    s += 64;
+    high += kTileRows * kGroup;
+    if (kTwoTerms) low += kTileRows * kGroup;
+    scale += kTileRows;
+    sum += kTileRows;
   }
-  for (int r = 0; r < R; r++) store(tile[r], acc[r]);
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) store(tile[b][r], acc[b][r]);
 }
 
-template <int R, bool kTwoTerms>
-inline void linear_block_int8(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
+template <int R, int B, bool kTwoTerms>
+inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[R][kLanes]) {
   const int32_t groups = args.weight.k / kGroup;
-  const uint8_t* q = args.weight.quants + int64_t(block) * groups * 512;
-  const uint8_t* s = args.weight.scales + int64_t(block) * groups * 32;
+  const int64_t next_block = int64_t(groups) * 512, next_scales = int64_t(groups) * 32;
+  const uint8_t* q = args.weight.quants + block * next_block;
+  const uint8_t* s = args.weight.scales + block * next_scales;
   const int64_t at = Activations::at(row, 0, groups);
   const int8_t* high = args.in.high + at * kGroup;
   const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
   const float* scale = args.in.scale + at;
   const int32_t* int_sum = args.in.int_sum + at;
-  F acc[R];
-  for (int r = 0; r < R; r++) acc[r] = splat(0.0f);
-  for (int32_t g = 0; g < groups; g++, q += 512, s += 32) {
-    I c[R], e[R];
-    for (int r = 0; r < R; r++) c[r] = e[r] = int_splat(0);
+  F acc[B][R];
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
+  for (int32_t g = 0; g < groups; g++) {
+    I c[B][R], e[B][R];
+    for (int b = 0; b < B; b++)
+      for (int r = 0; r < R; r++) c[b][r] = e[b][r] = int_splat(0);
+#pragma GCC unroll 8
     for (int v = 0; v < 8; v++) {
-      prefetch(q + 3072 + 64 * v);
-      const W w = load_bytes(q + 64 * v);
+      W w[B];
+      for (int b = 0; b < B; b++) {
+        prefetch(q + b * next_block + 3072 + 64 * v);
+        w[b] = load_bytes(q + b * next_block + 64 * v);
+      }
       for (int r = 0; r < R; r++) {
-        c[r] = dot_u8s8(c[r], w, high + (int64_t(g) * kTileRows + r) * kGroup + 4 * v);
-        if (kTwoTerms) e[r] = dot_u8s8(e[r], w, low + (int64_t(g) * kTileRows + r) * kGroup + 4 * v);
+        const Word first = load_word<B>(high + r * kGroup + 4 * v);
+        for (int b = 0; b < B; b++) c[b][r] = dot_word(c[b][r], w[b], first);
+        if (kTwoTerms) {
+          const Word second = load_word<B>(low + r * kGroup + 4 * v);
+          for (int b = 0; b < B; b++) e[b][r] = dot_word(e[b][r], w[b], second);
+        }
       }
     }
-    const F d = load_half(reinterpret_cast<const uint16_t*>(s));
-    for (int r = 0; r < R; r++) {
-      I dot = kTwoTerms ? int_add(int_shift_left_8(c[r]), e[r]) : c[r];
-      dot = int_sub(dot, int_splat(128 * int_sum[int64_t(g) * kTileRows + r]));  // weights are stored plus 128
-      acc[r] = int8_group(acc[r], dot, d, scale[int64_t(g) * kTileRows + r]);
-    }
+    F d[B];
+    for (int b = 0; b < B; b++) d[b] = load_half(reinterpret_cast<const uint16_t*>(s + b * next_scales));
+    for (int r = 0; r < R; r++)
+      for (int b = 0; b < B; b++) {
+        I dot = kTwoTerms ? int_add(int_shift_left_8(c[b][r]), e[b][r]) : c[b][r];
+        dot = int_sub(dot, int_splat(128 * int_sum[r]));  // weights are stored plus 128
+        acc[b][r] = int8_group(acc[b][r], dot, d[b], scale[r]);
+      }
+    q += 512;
+    s += 32;
+    high += kTileRows * kGroup;
+    if (kTwoTerms) low += kTileRows * kGroup;
+    scale += kTileRows;
+    int_sum += kTileRows;
   }
-  for (int r = 0; r < R; r++) store(tile[r], acc[r]);
+  for (int b = 0; b < B; b++)
+    for (int r = 0; r < R; r++) store(tile[b][r], acc[b][r]);
 }
 
-template <int R>
-inline void linear_block(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[kLanes]) {
+template <int R, int B>
+inline void linear_blocks(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[R][kLanes]) {
+  const bool two = args.kind == ActivationKind::kInt16;
   switch (args.weight.kind) {
     case WeightKind::kInt4:
-      if (args.kind == ActivationKind::kInt16)
-        linear_block_int4<R, true>(args, block, row, tile);
-      else
-        linear_block_int4<R, false>(args, block, row, tile);
+      two ? linear_blocks_int4<R, B, true>(args, block, row, tile) : linear_blocks_int4<R, B, false>(args, block, row, tile);
       break;
     case WeightKind::kInt8:
-      if (args.kind == ActivationKind::kInt16)
-        linear_block_int8<R, true>(args, block, row, tile);
-      else
-        linear_block_int8<R, false>(args, block, row, tile);
+      two ? linear_blocks_int8<R, B, true>(args, block, row, tile) : linear_blocks_int8<R, B, false>(args, block, row, tile);
       break;
     case WeightKind::kBf16:
-      linear_block_bf16<R>(args, block, row, tile);
+      for (int b = 0; b < B; b++) linear_block_bf16<R>(args, block + b, row, tile[b]);
       break;
   }
 }
@@ -192,35 +233,49 @@ inline void finish_gate(const LinearArgs& args, int32_t block, int32_t row, int 
   }
 }
 
-template <int R>
-inline void linear_rows(const LinearArgs& args, int32_t block, int32_t row) {
-  alignas(64) float tile[R][kLanes];
-  linear_block<R>(args, block, row, tile);
+// `rows` rows of a tile and B 16-blocks (of gates and ups a pair), at most R rows at a time.
+template <int R, int B>
+inline void linear_rows(const LinearArgs& args, int32_t block, int32_t row, int rows) {
+  if constexpr (R > 1)
+    if (rows < R) return linear_rows<R - 1, B>(args, block, row, rows);
   if (args.epilogue == Epilogue::kSiluGate) {
-    alignas(64) float up[R][kLanes];
-    linear_block<R>(args, block + 1, row, up);
-    finish_gate(args, block, row, R, tile, up);
+    alignas(64) float pair[2][R][kLanes];
+    for (int b = 0; b < 2; b += B) linear_blocks<R, B>(args, block + b, row, pair + b);
+    finish_gate(args, block, row, R, pair[0], pair[1]);
   } else {
-    finish_block(args, block, row, R, tile);
+    alignas(64) float tile[B][R][kLanes];
+    linear_blocks<R, B>(args, block, row, tile);
+    for (int b = 0; b < B; b++) finish_block(args, block + b, row, R, tile[b]);
   }
 }
 
-inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
-  const int32_t step = args.epilogue == Epilogue::kSiluGate ? 2 : 1;
-  for (int32_t block = begin; block < end; block += step) {
-    int32_t row = 0;
-    for (; row + kRowTile <= args.rows; row += kRowTile) linear_rows<kRowTile>(args, block, row);
-    switch (args.rows - row) {
-      case 7: linear_rows<4>(args, block, row); linear_rows<3>(args, block, row + 4); break;
-      case 6: linear_rows<4>(args, block, row); linear_rows<2>(args, block, row + 4); break;
-      case 5: linear_rows<4>(args, block, row); linear_rows<1>(args, block, row + 4); break;
-      case 4: linear_rows<4>(args, block, row); break;
-      case 3: linear_rows<3>(args, block, row); break;
-      case 2: linear_rows<2>(args, block, row); break;
-      case 1: linear_rows<1>(args, block, row); break;
-      default: break;
+// All rows, in passes of as equal size as can be: the last one would else be too short to hide latencies.
+template <int R, int B>
+inline void linear_passes(const LinearArgs& args, int32_t block) {
+  for (int32_t tile = 0; tile < args.rows; tile += kTileRows) {
+    int32_t row = tile, left = args.rows - tile < kTileRows ? args.rows - tile : kTileRows;
+    for (int passes = (left + R - 1) / R; passes > 0; passes--) {
+      const int rows = (left + passes - 1) / passes;
+      linear_rows<R, B>(args, block, row, rows);
+      row += rows;
+      left -= rows;
     }
   }
+}
+
+template <int R, int B>
+inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
+  static_assert(B <= 2, "a pair of gate and up is computed at once");
+  const bool gate = args.epilogue == Epilogue::kSiluGate;
+  int32_t block = begin;
+  if constexpr (B > 1)
+    for (; block + B <= end; block += B) linear_passes<R, B>(args, block);
+  for (; block < end; block += gate ? 2 : 1) linear_passes<R, 1>(args, block);
+}
+
+inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
+  if (args.weight.kind == WeightKind::kBf16) return linear_generic<kRowTile, 1>(args, begin, end);
+  linear_generic<kIntRowTile, kIntBlocks>(args, begin, end);
 }
 
 // --- activations -----------------------------------------------------------------------------------------------------------

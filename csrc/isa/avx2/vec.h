@@ -109,13 +109,20 @@ inline __m256i dot_half(__m256i acc, __m256i w, __m256i a_even, __m256i a_odd) {
   const __m256i w_even = _mm256_and_si256(w, _mm256_set1_epi16(255)), w_odd = _mm256_srli_epi16(w, 8);
   return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(w_even, a_even), _mm256_madd_epi16(w_odd, a_odd)));
 }
-inline I dot_u8s8(I acc, W w, const int8_t* a) {
+struct Word {
+  __m256i even, odd;  // bytes, widened to 16 bits
+};
+template <int kUses>
+inline Word load_word(const int8_t* a) {
   int32_t word;
   __builtin_memcpy(&word, a, 4);
   const __m256i v = _mm256_set1_epi32(word);
-  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), odd = _mm256_srai_epi16(v, 8);
-  return {dot_half(acc.lo, w.lo, even, odd), dot_half(acc.hi, w.hi, even, odd)};
+  return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
 }
+inline I dot_word(I acc, W w, Word a) {
+  return {dot_half(acc.lo, w.lo, a.even, a.odd), dot_half(acc.hi, w.hi, a.even, a.odd)};
+}
+inline I dot_u8s8(I acc, W w, const int8_t* a) { return dot_word(acc, w, load_word<1>(a)); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 // Lanes are joined in halves: i with i + 8, then i + 4, i + 2, i + 1.

@@ -3,6 +3,7 @@
 using F = __m512;
 using I = __m512i;
 using W = __m512i;
+using Word = __m512i;
 
 inline F load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, F v) { _mm512_storeu_ps(p, v); }
@@ -60,12 +61,19 @@ inline void store_half(uint16_t* p, F v) {
 }
 inline F even_bf16(W w) { return _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)); }
 inline F odd_bf16(W w) { return _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(int32_t(0xffff0000)))); }
-// acc[lane] += sum of 4 products of the lane's unsigned bytes of w with a[0..4)
-inline I dot_u8s8(I acc, W w, const int8_t* a) {
+// a[0..4) in every lane. Where several products use it, it stays in a register: gcc would read it again with each of them,
+// and there are no more than two such reads a cycle.
+template <int kUses>
+inline Word load_word(const int8_t* a) {
   int32_t word;
   __builtin_memcpy(&word, a, 4);
-  return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(word));
+  Word lanes = _mm512_set1_epi32(word);
+  if constexpr (kUses > 1) asm("" : "+v"(lanes));
+  return lanes;
 }
+// acc[lane] += sum of 4 products of the lane's unsigned bytes of w with those of the word
+inline I dot_word(I acc, W w, Word a) { return _mm512_dpbusd_epi32(acc, w, a); }
+inline I dot_u8s8(I acc, W w, const int8_t* a) { return dot_word(acc, w, load_word<1>(a)); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 // Lanes are joined in halves: i with i + 8, then i + 4, i + 2, i + 1.

@@ -5,7 +5,7 @@
 namespace interlingua {
 namespace {
 
-constexpr int kRowTile = 4;  // rows that share one pass over a weight block
+constexpr int kRowTile = 4, kIntRowTile = 4, kIntBlocks = 1;
 constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lanes at once
 
 #include "isa/scalar/vec.h"

@@ -125,9 +125,15 @@ inline float bf16_lane(const uint8_t* p) {
 }
 inline F even_bf16(const W& w) { LANES(F, bf16_lane(w.v + 4 * i)); }
 inline F odd_bf16(const W& w) { LANES(F, bf16_lane(w.v + 4 * i + 2)); }
-inline I dot_u8s8(const I& acc, const W& w, const int8_t* a) {
+using Word = const int8_t*;
+template <int kUses>
+inline Word load_word(const int8_t* a) {
+  return a;
+}
+inline I dot_word(const I& acc, const W& w, Word a) {
   LANES(I, acc.v[i] + w.v[4 * i] * a[0] + w.v[4 * i + 1] * a[1] + w.v[4 * i + 2] * a[2] + w.v[4 * i + 3] * a[3]);
 }
+inline I dot_u8s8(const I& acc, const W& w, const int8_t* a) { return dot_word(acc, w, a); }
 inline void prefetch(const void*) {}
 
 #undef LANES
