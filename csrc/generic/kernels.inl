@@ -66,10 +66,55 @@ inline F int4_group(F acc, I dot, F d, F m, float scale, float sum) {
 }
 inline F int8_group(F acc, I dot, F d, float scale) { return fma(to_float(dot), mul(d, splat(scale)), acc); }
 
+// Weights asked for ahead of their use, line by line, beside the products: `quants` and `scales` of one 16-block, the others
+// of the pass lie a block apart. A single pass over the rows asks for what comes kNear groups later, at a block's end in the
+// pass's next blocks; several passes share out the next blocks, which the units would else wait for in the first of them.
+struct WeightsAhead {
+  static constexpr int32_t kNear = 8, kMostPasses = 8;
+  const uint8_t *quants, *scales;
+  int32_t quant_step, scale_step, turn;  // bytes from one to the next; the group after which the next blocks begin
+
+  // `block_bytes`, `scale_bytes`: of a 16-block; `groups`: of inputs; pass `pass` of `passes`, over `blocks` blocks.
+  WeightsAhead(const uint8_t* q, const uint8_t* s, int64_t block_bytes, int64_t scale_bytes, int32_t groups, int blocks,
+               int pass, int passes)
+      : quants(q), scales(s), turn(groups) {
+    if (passes == 1) {
+      const int32_t near = kNear < groups ? kNear : groups;
+      quants += block_bytes / groups * near;
+      scales += scale_bytes / groups * near;
+      quant_step = 64;
+      scale_step = int32_t(scale_bytes / groups);
+      turn = groups - near;
+      return;
+    }
+    const int sharing = passes < kMostPasses ? passes : kMostPasses;
+    const int part = pass < sharing ? pass : sharing - 1;
+    quants += blocks * block_bytes + block_bytes * part / sharing;
+    scales += blocks * scale_bytes + scale_bytes * part / sharing;
+    quant_step = pass < sharing ? (64 + sharing - 1) / sharing : 0;
+    scale_step = pass < sharing ? (int32_t(scale_bytes / groups) + sharing - 1) / sharing : 0;
+  }
+  template <int B>
+  void next_quants(int64_t block_bytes) {
+    for (int b = 0; b < B; b++) prefetch(quants + b * block_bytes);
+    quants += quant_step;
+  }
+  template <int B>
+  void next_group(int32_t g, int64_t block_bytes, int64_t scale_bytes) {
+    for (int b = 0; b < B; b++) prefetch(scales + b * scale_bytes);
+    scales += scale_step;
+    if (g + 1 == turn) {
+      quants += (B - 1) * block_bytes;
+      scales += (B - 1) * scale_bytes;
+    }
+  }
+};
+
 // Integer layers multiply R rows with B 16-blocks side by side, into tile[b][r][16]: four bytes of a row's inputs are
 // read once for all blocks, and B * R chains of sums hide the latency of the products.
 template <int R, int B, bool kTwoTerms>
-inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[R][kLanes]) {
+inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t row, int pass, int passes,
+                               float (*tile)[R][kLanes]) {
   const int32_t groups = args.weight.k / kGroup;
   const int64_t next_block = int64_t(groups) * 256, next_scales = int64_t(groups) * 64;
   const uint8_t* q = args.weight.quants + block * next_block;
@@ -79,6 +124,7 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
   const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
   const float* scale = args.in.scale + at;
   const float* sum = args.in.sum + at;
+  WeightsAhead ahead(q, s, next_block, next_scales, groups, B, pass, passes);
   F acc[B][R];
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
@@ -88,9 +134,9 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
       for (int r = 0; r < R; r++) c[b][r] = e[b][r] = int_splat(0);
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++) {
+      ahead.next_quants<B>(next_block);
       W lo[B], hi[B];
       for (int b = 0; b < B; b++) {
-        prefetch(q + b * next_block + 2048 + 64 * v);
         const W w = load_bytes(q + b * next_block + 64 * v);
         lo[b] = low_nibbles(w);
         hi[b] = high_nibbles(w);
@@ -112,6 +158,7 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
         }
       }
     }
+    ahead.next_group<B>(g, next_block, next_scales);
     F d[B], m[B];
     for (int b = 0; b < B; b++) {
       const uint16_t* half = reinterpret_cast<const uint16_t*>(s + b * next_scales);
@@ -135,7 +182,8 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
 }
 
 template <int R, int B, bool kTwoTerms>
-inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[R][kLanes]) {
+inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t row, int pass, int passes,
+                               float (*tile)[R][kLanes]) {
   const int32_t groups = args.weight.k / kGroup;
   const int64_t next_block = int64_t(groups) * 512, next_scales = int64_t(groups) * 32;
   const uint8_t* q = args.weight.quants + block * next_block;
@@ -145,6 +193,7 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
   const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
   const float* scale = args.in.scale + at;
   const int32_t* int_sum = args.in.int_sum + at;
+  WeightsAhead ahead(q, s, next_block, next_scales, groups, B, pass, passes);
   F acc[B][R];
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
@@ -154,11 +203,9 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
       for (int r = 0; r < R; r++) c[b][r] = e[b][r] = int_splat(0);
 #pragma GCC unroll 8
     for (int v = 0; v < 8; v++) {
+      ahead.next_quants<B>(next_block);
       W w[B];
-      for (int b = 0; b < B; b++) {
-        prefetch(q + b * next_block + 3072 + 64 * v);
-        w[b] = load_bytes(q + b * next_block + 64 * v);
-      }
+      for (int b = 0; b < B; b++) w[b] = load_bytes(q + b * next_block + 64 * v);
       for (int r = 0; r < R; r++) {
         const Word first = load_word<B>(high + r * kGroup + 4 * v);
         for (int b = 0; b < B; b++) c[b][r] = dot_word(c[b][r], w[b], first);
@@ -168,6 +215,7 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
         }
       }
     }
+    ahead.next_group<B>(g, next_block, next_scales);
     F d[B];
     for (int b = 0; b < B; b++) d[b] = load_half(reinterpret_cast<const uint16_t*>(s + b * next_scales));
     for (int r = 0; r < R; r++)
@@ -188,14 +236,17 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
 }
 
 template <int R, int B>
-inline void linear_blocks(const LinearArgs& args, int32_t block, int32_t row, float (*tile)[R][kLanes]) {
+inline void linear_blocks(const LinearArgs& args, int32_t block, int32_t row, int pass, int passes,
+                          float (*tile)[R][kLanes]) {
   const bool two = args.kind == ActivationKind::kInt16;
   switch (args.weight.kind) {
     case WeightKind::kInt4:
-      two ? linear_blocks_int4<R, B, true>(args, block, row, tile) : linear_blocks_int4<R, B, false>(args, block, row, tile);
+      two ? linear_blocks_int4<R, B, true>(args, block, row, pass, passes, tile)
+          : linear_blocks_int4<R, B, false>(args, block, row, pass, passes, tile);
       break;
     case WeightKind::kInt8:
-      two ? linear_blocks_int8<R, B, true>(args, block, row, tile) : linear_blocks_int8<R, B, false>(args, block, row, tile);
+      two ? linear_blocks_int8<R, B, true>(args, block, row, pass, passes, tile)
+          : linear_blocks_int8<R, B, false>(args, block, row, pass, passes, tile);
       break;
     case WeightKind::kBf16:
       for (int b = 0; b < B; b++) linear_block_bf16<R>(args, block + b, row, tile[b]);
@@ -235,16 +286,16 @@ inline void finish_gate(const LinearArgs& args, int32_t block, int32_t row, int 
 
 // `rows` rows of a tile and B 16-blocks (of gates and ups a pair), at most R rows at a time.
 template <int R, int B>
-inline void linear_rows(const LinearArgs& args, int32_t block, int32_t row, int rows) {
+inline void linear_rows(const LinearArgs& args, int32_t block, int32_t row, int rows, int pass, int passes) {
   if constexpr (R > 1)
-    if (rows < R) return linear_rows<R - 1, B>(args, block, row, rows);
+    if (rows < R) return linear_rows<R - 1, B>(args, block, row, rows, pass, passes);
   if (args.epilogue == Epilogue::kSiluGate) {
     alignas(64) float pair[2][R][kLanes];
-    for (int b = 0; b < 2; b += B) linear_blocks<R, B>(args, block + b, row, pair + b);
+    for (int b = 0; b < 2; b += B) linear_blocks<R, B>(args, block + b, row, pass, passes, pair + b);
     finish_gate(args, block, row, R, pair[0], pair[1]);
   } else {
     alignas(64) float tile[B][R][kLanes];
-    linear_blocks<R, B>(args, block, row, tile);
+    linear_blocks<R, B>(args, block, row, pass, passes, tile);
     for (int b = 0; b < B; b++) finish_block(args, block + b, row, R, tile[b]);
   }
 }
@@ -252,11 +303,14 @@ inline void linear_rows(const LinearArgs& args, int32_t block, int32_t row, int 
 // All rows, in passes of as equal size as can be: the last one would else be too short to hide latencies.
 template <int R, int B>
 inline void linear_passes(const LinearArgs& args, int32_t block) {
-  for (int32_t tile = 0; tile < args.rows; tile += kTileRows) {
-    int32_t row = tile, left = args.rows - tile < kTileRows ? args.rows - tile : kTileRows;
-    for (int passes = (left + R - 1) / R; passes > 0; passes--) {
-      const int rows = (left + passes - 1) / passes;
-      linear_rows<R, B>(args, block, row, rows);
+  const auto passes_over = [](int32_t rows) { return (rows + R - 1) / R; };
+  const int32_t whole = args.rows / kTileRows, rest = args.rows % kTileRows;
+  const int passes = whole * passes_over(kTileRows) + passes_over(rest);
+  for (int32_t row = 0, pass = 0; row < args.rows;) {
+    int32_t left = args.rows - row < kTileRows ? args.rows - row : kTileRows;
+    for (int in_tile = passes_over(left); in_tile > 0; in_tile--, pass++) {
+      const int rows = (left + in_tile - 1) / in_tile;
+      linear_rows<R, B>(args, block, row, rows, pass, passes);
       row += rows;
       left -= rows;
     }
@@ -274,7 +328,8 @@ inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
 }
 
 inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
-  if (args.weight.kind == WeightKind::kBf16) return linear_generic<kRowTile, 1>(args, begin, end);
+  // Few rows are bound by memory, which gives most to one stream.
+  if (args.weight.kind == WeightKind::kBf16 || args.rows <= kRowTile) return linear_generic<kRowTile, 1>(args, begin, end);
   linear_generic<kIntRowTile, kIntBlocks>(args, begin, end);
 }
 

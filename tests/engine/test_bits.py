@@ -92,6 +92,20 @@ def test_tiers_and_threads(
     assert np.array_equal(one, expected[count - 1 : count])
 
 
+@pytest.mark.parametrize("tier", ["avx2", "avx512"])
+def test_every_number_of_rows(
+    demo_files: ModelFiles, numerics: dict[str, str], alone: tuple[list[int], F32], tier: str
+) -> None:
+    """Kernels take rows and blocks in passes of many sizes: each size gives the bits of any other."""
+    if tier not in kernel_names():
+        pytest.skip(f"this machine has no {tier}")
+    ids, expected = alone
+    runner = Runner(load(demo_files, isa=tier, **numerics))
+    blocks = runner.blocks(LENGTH)
+    for count in (*range(1, 24), 31, 33):
+        assert np.array_equal(runner.step([(ids[:count], 0, blocks)])[0], expected[:count]), f"{count} rows"
+
+
 def test_scalar_reference(tmp_path: Path) -> None:
     """The reference tier, on models small enough for it: every weight kind and numerics, with biases and windows."""
     print(f"tiers that ran: {', '.join(kernel_names())}")
