@@ -180,7 +180,7 @@ struct Int8Head {  // a head's part of a KV block
 
 template <int R>
 struct Int8Kv {
-  static constexpr int kBlocks = 2 * R <= kWideQueries ? 2 : 1;
+  static constexpr int kBlocks = R <= kWideQueries ? 2 : 1;
   TwoTerms queries[R], weights[R];
   alignas(64) float value_scales[kAttentionBlock];  // of the span's positions
 
@@ -206,11 +206,13 @@ struct Int8Kv {
           if (kAhead) ahead.template next<B>();
           W w[B];
           for (int j = 0; j < B; j++) w[j] = load_bytes(head.keys + ((half + j) * dim + d) * kLanes);
-          for (int r = 0; r < R; r++)
+          for (int r = 0; r < R; r++) {
+            const Word high = load_word<B>(queries[r].high + d), low = load_word<B>(queries[r].low + d);
             for (int j = 0; j < B; j++) {
-              c[j][r] = dot_u8s8(c[j][r], w[j], queries[r].high + d);
-              e[j][r] = dot_u8s8(e[j][r], w[j], queries[r].low + d);
+              c[j][r] = dot_word(c[j][r], w[j], high);
+              e[j][r] = dot_word(e[j][r], w[j], low);
             }
+          }
         }
         for (int j = 0; j < B; j++) {
           const F scales = load(head.key_scales + (half + j) * kLanes);
@@ -239,11 +241,14 @@ struct Int8Kv {
       for (int p = 0; p < kKvBlock; p += 4, values += dim * 4) {
         W w[B];
         for (int j = 0; j < B; j++) w[j] = load_bytes(values + j * kLanes * 4);
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) {
+          const Word high = load_word<B>(weights[r].high + b * kKvBlock + p),
+                     low = load_word<B>(weights[r].low + b * kKvBlock + p);
           for (int j = 0; j < B; j++) {
-            c[j][r] = dot_u8s8(c[j][r], w[j], weights[r].high + b * kKvBlock + p);
-            e[j][r] = dot_u8s8(e[j][r], w[j], weights[r].low + b * kKvBlock + p);
+            c[j][r] = dot_word(c[j][r], w[j], high);
+            e[j][r] = dot_word(e[j][r], w[j], low);
           }
+        }
       }
     }
     for (int j = 0; j < B; j++)

@@ -71,8 +71,12 @@ inline Word load_word(const int8_t* a) {
   if constexpr (kUses > 1) asm("" : "+v"(lanes));
   return lanes;
 }
-// acc[lane] += sum of 4 products of the lane's unsigned bytes of w with those of the word
-inline I dot_word(I acc, W w, Word a) { return _mm512_dpbusd_epi32(acc, w, a); }
+// acc[lane] += sum of 4 products of the lane's unsigned bytes of w with those of the word. Assembly, because gcc 12 copies the
+// intrinsic's sums from register to register, one copy a product, and keeps some of many in memory.
+inline I dot_word(I acc, W w, Word a) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
+  return acc;
+}
 inline I dot_u8s8(I acc, W w, const int8_t* a) { return dot_word(acc, w, load_word<1>(a)); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
