@@ -8,6 +8,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <new>
 #include <stdexcept>
@@ -176,6 +178,20 @@ ByteMatrix product_of_tiles(const std::string& isa, TileProductKind kind, Matrix
 }
 
 // One KV block of one layer as raw bytes, for tests of bit equality.
+// glibc raises both bounds with use, to 32 and 64 MB for each thread that ever took much. No step allocates that much.
+void bound_free_heap(int bytes) {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, bytes);
+  mallopt(M_TRIM_THRESHOLD, bytes);
+#endif
+}
+
+void trim_heap() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
   expect(layer >= 0 && layer < model.kv_layers() && block >= 0 && block < model.kv_blocks(), "no such KV block");
   return {model.kv_block(layer, block), {model.kv_layer_bytes()}, nb::find(model)};
@@ -192,6 +208,11 @@ NB_MODULE(_native, m) {
   m.attr("DROPPED") = kDropped;
   m.attr("FAILED") = kFailed;
   m.attr("UNUSABLE") = kUnusable;
+  m.def("bound_free_heap", bound_free_heap, "bytes"_a,
+        "From now on pieces of so many bytes go back to the system when they are freed, and so does what is free at the end of "
+        "a thread's heap when it is more. Has an effect with glibc alone, as `trim_heap`.");
+  m.def("trim_heap", trim_heap, nb::call_guard<nb::gil_scoped_release>(),
+        "Gives what is free within the heaps of all threads back to the system.");
   m.def("kernel_names", kernel_names, "Kernel tiers that run on this machine, slowest first.");
   m.def("philox_uniform", philox_uniform, "seed"_a, "position"_a, "Uniform double in [0, 1) of (seed, position).");
 

@@ -20,6 +20,14 @@ FAILED: int = -4
 
 UNUSABLE: int = -2
 
+def bound_free_heap(bytes: int) -> None:
+    """
+    From now on pieces of so many bytes go back to the system when they are freed, and so does what is free at the end of a thread's heap when it is more. Has an effect with glibc alone, as `trim_heap`.
+    """
+
+def trim_heap() -> None:
+    """Gives what is free within the heaps of all threads back to the system."""
+
 def kernel_names() -> list[str]:
     """Kernel tiers that run on this machine, slowest first."""
 

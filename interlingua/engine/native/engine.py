@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from interlingua.contract.events import (
     FinishedEvent,
 )
 from interlingua.contract.request import Adapter, Grammar, PreparedRequest
-from interlingua.engine.native._native import KV_BLOCK, Model
+from interlingua.engine.native._native import KV_BLOCK, Model, bound_free_heap, trim_heap
 from interlingua.engine.native._native import SamplingParams as NativeSampling
 from interlingua.engine.native.batch import build_batch
 from interlingua.engine.native.blocks import BlockPool
@@ -48,11 +48,14 @@ from interlingua.hub.files import ModelFiles
 
 _log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Numerics = Literal["int8", "int16"]
 KvCacheType = Literal["fp16", "int8"]
 
 # The engine thread needs the interpreter after every step; at the default of 5 ms a busy event loop would hold it up.
 _SWITCH_INTERVAL = 0.0005
+_FREE_HEAP = 4 << 20  # bytes
 _JOIN_SECONDS = 30.0
 _QUIET_SECONDS = 0.1  # after which an engine without work sees to its memory
 
@@ -103,6 +106,15 @@ class _Stream:
 
 
 _Delivery = list[tuple[_Stream, EngineEvent]]
+
+
+def _tidily(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls `work` and gives what it freed back to the system, which the allocator would keep for each thread that ever
+    did such work."""
+    try:
+        return work(*args, **kwargs)
+    finally:
+        trim_heap()
 
 
 class NativeEngine:
@@ -163,7 +175,8 @@ class NativeEngine:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        loaded = await asyncio.to_thread(load_model, self._files, self._options, self._progress)
+        bound_free_heap(_FREE_HEAP)
+        loaded = await asyncio.to_thread(_tidily, load_model, self._files, self._options, self._progress)
         vocabulary, width = self._vocabulary, loaded.info.vocab_size
         if vocabulary is not None and Guides.fits(vocabulary, width):
             self._guides = Guides(vocabulary, width, self._wake_up)
@@ -203,7 +216,7 @@ class NativeEngine:
         loaded = self._loaded
         assert loaded is not None, "adapters are loaded after start"
         native, rank = await asyncio.to_thread(
-            read_adapter, Path(path), loaded.model, loaded.adaptable, self._options.max_lora_rank
+            _tidily, read_adapter, Path(path), loaded.model, loaded.adaptable, self._options.max_lora_rank
         )
         self._adapter_loads += 1
         adapter = Adapter(name, self._adapter_loads, path, rank)
