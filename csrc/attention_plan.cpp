@@ -52,6 +52,7 @@ void AttentionPlan::make(const StepInput& input, const Shape& shape, int threads
   candidates_.clear();
   shared_.assign(size_t(input.sequences), 0);
   part_floats_ = 0;
+  room_ = kMostParts;
   for (int32_t r = 0; r < input.rows; r++) rows_.push_back({r, input.positions[r], 0, 0});
   if (!shape.windows) find_groups(input, shape);
 
@@ -78,7 +79,6 @@ void AttentionPlan::find_groups(const StepInput& input, const Shape& shape) {
     if (queries <= kFewQueries && whole_blocks(input, s)) candidates_.push_back({table_of(input, s)[0], s});
   }
   std::sort(candidates_.begin(), candidates_.end());
-  size_t room = kMostParts;
   for (size_t begin = 0, end; begin < candidates_.size(); begin = end) {
     const int32_t* first = table_of(input, candidates_[begin].second);
     int32_t common = whole_blocks(input, candidates_[begin].second);
@@ -89,8 +89,8 @@ void AttentionPlan::find_groups(const StepInput& input, const Shape& shape) {
     }
     size_t floats = 0;
     for (size_t i = begin; i < end; i++) floats += part_floats(input, shape, candidates_[i].second);
-    if (end - begin < 2 || floats > room) continue;
-    room -= floats;
+    if (end - begin < 2 || floats > room_) continue;
+    room_ -= floats;
     for (size_t i = begin; i < end; i++) shared_[size_t(candidates_[i].second)] = common;
   }
 }
@@ -100,9 +100,10 @@ void AttentionPlan::add_sequence(const StepInput& input, const Shape& shape, int
   const int32_t blocks = all_blocks(input, sequence), shared = shared_[size_t(sequence)];
   AttentionTask task{sequence, 0, size_t(first), 0, (end - first) * shape.heads_per_kv, shared, blocks, false};
   const size_t floats = part_floats(input, shape, sequence);
-  const bool spread = shared > 0 || (task.end <= kFewQueries && part_floats_ + floats <= kMostParts);
+  const bool spread = shared > 0 || (task.end <= kFewQueries && floats <= room_);
   const int32_t pieces = spread ? piece_count(task, share) : 1;
   task.parts = shared > 0 || pieces > 1;
+  if (task.parts && !shared) room_ -= floats;  // groups have theirs
   for (int32_t r = first; task.parts && r < end; r++) {
     rows_[size_t(r)].parts = int64_t(part_floats_);
     rows_[size_t(r)].part_blocks = blocks;

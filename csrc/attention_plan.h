@@ -52,7 +52,8 @@ class AttentionPlan {
   std::vector<std::pair<int32_t, int32_t>> candidates_;   // (first KV block, sequence), by block
   std::vector<int32_t> shared_;                           // [sequences] attention blocks in common with the group
   std::vector<float> parts_;
-  size_t part_floats_ = 0;
+  size_t part_floats_ = 0;  // that the step's queries leave
+  size_t room_ = 0;         // floats of parts that nobody has yet
 };
 
 }  // namespace interlingua

@@ -10,7 +10,7 @@ import pytest
 from native_runner import F32, Runner, load, load_folder
 from tiny_models import VARIANTS, TinyModel, write_tiny_model
 
-from interlingua.engine.native._native import kernel_names
+from interlingua.engine.native._native import KV_BLOCK, kernel_names
 from interlingua.engine.native.load import LoadedModel
 from interlingua.hub.files import ModelFiles
 
@@ -140,6 +140,30 @@ def test_long_context_over_threads(
         assert runner.model.merged_queries == (LONG["num_attention_heads"] if spread else 0), "the last row's"
     assert np.array_equal(results[1], results[0])
     assert np.array_equal(results[2], results[0])
+
+
+def test_parts_of_groups_and_of_spread_contexts_have_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six sequences over blocks of their own and six in a group: either would fit into 64 MiB, and both do not."""
+    context, rows, bound = 1 << 16, 16, 16 << 20
+    monkeypatch.setitem(VARIANTS, "long", TinyModel({**LONG, "max_position_embeddings": context}))
+    folder = write_tiny_model("long", tmp_path)
+    ids, first = random_ids(9, rows, 90), context - rows
+    results, merged = [], []
+    for threads in (1, 16):
+        runner = Runner(load_folder(folder, threads=threads))
+        (common,), shared = runner.blocks(1), runner.blocks(1)
+        # What lies before is one block of zeros, over and over.
+        tables = [
+            [*begin, *[common] * (context // KV_BLOCK - 2), *runner.blocks(1)]
+            for begin in (*(runner.blocks(1) for _ in range(6)), *[shared] * 6)
+        ]
+        results.append(runner.step([(ids, first, table) for table in tables]))
+        merged.append(runner.model.merged_queries)
+    queries = rows * LONG["num_attention_heads"]
+    floats = context // 256 * (16 + LONG["head_dim"])  # of a query
+    assert merged == [6 * queries, 8 * queries], "the group, and who else has room"
+    assert 8 * queries * floats <= bound < 9 * queries * floats
+    assert np.array_equal(results[0], results[1])
 
 
 @pytest.mark.parametrize("kv", ["fp16", "int8"])
