@@ -284,11 +284,22 @@ inline void finish_gate(const LinearArgs& args, int32_t block, int32_t row, int 
   }
 }
 
+// Asks for the lines that a pass will write at its end, in time: it would else wait for each of them.
+template <int R, int B>
+inline void claim_outputs(const LinearArgs& args, int32_t block, int32_t row) {
+  const bool gate = args.epilogue == Epilogue::kSiluGate;
+  const float* out = args.out + row * args.out_stride + int64_t(gate ? block / 2 : block) * kLanes;
+  for (int r = 0; r < R; r++)
+    for (int b = 0; b < B; b++)
+      if (!gate || b == 0) __builtin_prefetch(out + r * args.out_stride + b * kLanes, 1);
+}
+
 // `rows` rows of a tile and B 16-blocks (of gates and ups a pair), at most R rows at a time.
 template <int R, int B>
 inline void linear_rows(const LinearArgs& args, int32_t block, int32_t row, int rows, int pass, int passes) {
   if constexpr (R > 1)
     if (rows < R) return linear_rows<R - 1, B>(args, block, row, rows, pass, passes);
+  claim_outputs<R, B>(args, block, row);
   if (args.epilogue == Epilogue::kSiluGate) {
     alignas(64) float pair[2][R][kLanes];
     for (int b = 0; b < 2; b += B) linear_blocks<R, B>(args, block + b, row, pass, passes, pair + b);
