@@ -49,6 +49,13 @@ struct Activations {
   static int64_t at(int32_t row, int32_t group, int32_t groups) {
     return (int64_t(row / kTileRows) * groups + group) * kTileRows + row % kTileRows;
   }
+  // The rows from `row` on, the first of a tile.
+  Activations from(int32_t row, int32_t groups) const {
+    const int64_t group = at(row, 0, groups), value = group * kGroup;
+    const auto move = [](auto* array, int64_t by) { return array ? array + by : array; };
+    return {move(high, value), move(low, value), move(scale, group), move(sum, group),
+            move(int_sum, group), move(bf16, value), move(rounded, value)};
+  }
 };
 
 enum class Epilogue : int32_t {
@@ -159,6 +166,9 @@ struct KernelTable {
   void (*exp_scaled)(const float* x, int32_t n, float max, float inv_temperature, float* out);
 
   void (*tile_product)(const TileProduct& product) = nullptr;  // null where the tier has no tiles
+
+  // By WeightKind: with so many rows a thread that reads a weight for itself alone is bound by its units, not by memory.
+  int32_t part_rows[3] = {16, 32, 16};
 };
 
 // Every tier that was compiled in; null where the machine or the build lacks it is decided in cpu.cpp.

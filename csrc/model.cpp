@@ -15,6 +15,7 @@
 namespace interlingua {
 namespace {
 
+constexpr int32_t kMostPartRows = 256;  // rows whose inputs fit into a core's cache
 constexpr int32_t kLogitChunk = 32;  // rows of logits held at once
 // Between rows of logits: at a distance of a power of two all rows' lines would fall into the same sets of the caches.
 constexpr int32_t kLogitGap = 272;
@@ -537,14 +538,30 @@ void Model::run_linear(int activations, const PackedWeight& weight, int32_t rows
   LinearArgs args{weight.view(), activations_[size_t(activations)].view(), kind, rows, out, stride, bias, epilogue};
   const bool adapted = op >= 0 && lora_.changes(op);
   const int32_t before = adapted ? lora_.open(op, activations, args) : 0;
-  const int32_t blocks = weight.n / kLanes;
-  const int32_t chunk = std::max(1, blocks / (pool_.size() * 12)) * 2;  // pairs: kernels take two 16-blocks at once
-  pool_.run(before + (blocks + chunk - 1) / chunk, [&](int32_t i, int) {
+  // Tasks are pieces of the outputs, which kernels take in pairs of 16-blocks; of many rows also pieces of these, so that a
+  // thread goes on with rows that it has itself prepared, and they fit into its cache.
+  const int32_t parts = adapted ? 1 : row_parts(weight.kind, rows);
+  const int32_t blocks = weight.n / kLanes, tiles = (rows + kTileRows - 1) / kTileRows, groups = pad(weight.k, kGroup) / kGroup;
+  const int32_t chunk = std::max(1, blocks * parts / (pool_.size() * 12)) * 2, pieces = (blocks + chunk - 1) / chunk;
+  pool_.run(before + parts * pieces, [&](int32_t i, int) {
     if (i < before) return lora_.down(i);
-    const int32_t begin = (i - before) * chunk, end = std::min(blocks, begin + chunk);
+    const int32_t part = (i - before) / pieces, begin = (i - before) % pieces * chunk, end = std::min(blocks, begin + chunk);
     if (adapted) lora_.up(begin, end);
-    kernels_->linear(args, begin, end);
+    const int32_t first = tiles * part / parts * kTileRows, last = std::min(rows, tiles * (part + 1) / parts * kTileRows);
+    LinearArgs own = args;
+    own.in = args.in.from(first, groups);
+    own.rows = last - first;
+    own.out += first * stride;
+    kernels_->linear(own, begin, end);
   }, before);
+}
+
+// How many parts the rows of a linear layer are cut into. Each reads all of the weight, so it has enough rows to be bound by
+// the units nonetheless; on several nodes, where a weight lies by its outputs, there is one.
+int32_t Model::row_parts(WeightKind kind, int32_t rows) const {
+  const int32_t threads = pool_.size(), most = rows / kernels_->part_rows[size_t(kind)];
+  if (threads == 1 || !pool_.one_node() || most < 2) return 1;
+  return most < threads ? most : threads * ((rows + threads * kMostPartRows - 1) / (threads * kMostPartRows));
 }
 
 void Model::run_rope_store(const Op& op, const StepInput& input) {

@@ -20,6 +20,9 @@ namespace {
 // of 1 us into 40.
 constexpr int kReads = 30000;
 
+// Shares of a run on one node: each thread that has finished its own looks at the others.
+constexpr int kMostShares = 8;
+
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
 
 void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
@@ -55,14 +58,18 @@ ThreadPool::ThreadPool(int threads, const std::vector<NumaNode>& nodes) {
     if (first < first_after(before)) homes_.push_back({node, first});
   }
   if (homes_.size() < 2) homes_.clear();
-  shares_ = std::vector<Share>(homes_.size());
+  for (const Home& home : homes_) firsts_.push_back(home.first);
+  if (homes_.empty()) {
+    const int count = std::clamp(threads, 1, kMostShares);
+    for (int i = 0; i < count; i++) firsts_.push_back(i * threads / count);
+  }
+  shares_ = std::vector<Share>(firsts_.size());
   try {
-    size_t home = 0;
     for (int i = 1; i < threads; i++) {
-      while (home + 1 < homes_.size() && homes_[home + 1].first <= i) home++;
-      workers_.emplace_back([this, i, home] { work(i, home); });
+      const size_t share = share_of(i);
+      workers_.emplace_back([this, i, share] { work(i, share); });
       if (homes_.empty()) continue;
-      if (int error = bind_thread(workers_.back().native_handle(), homes_[home].node.cpus)) thread_error_ = error;
+      if (int error = bind_thread(workers_.back().native_handle(), homes_[share].node.cpus)) thread_error_ = error;
     }
   } catch (...) {
     end();
@@ -83,8 +90,12 @@ void ThreadPool::Share::set(int32_t begin, int32_t new_end) {
   next.store(begin, std::memory_order_relaxed);
 }
 
-int32_t ThreadPool::share(int32_t count, size_t home) const {
-  return home == homes_.size() ? count : int32_t(int64_t(count) * homes_[home].first / size());
+size_t ThreadPool::share_of(int thread) const {
+  return size_t(std::upper_bound(firsts_.begin(), firsts_.end(), thread) - firsts_.begin()) - 1;
+}
+
+int32_t ThreadPool::part(int32_t count, size_t share) const {
+  return share == firsts_.size() ? count : int32_t(int64_t(count) * firsts_[share] / size());
 }
 
 void ThreadPool::take(Share& share, int thread) {
@@ -93,10 +104,10 @@ void ThreadPool::take(Share& share, int thread) {
   for (int32_t i; (i = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) function_(context_, i, thread);
 }
 
-void ThreadPool::take_tasks(int thread, size_t home) {
+void ThreadPool::take_tasks(int thread, size_t share) {
   try {
     take(common_, thread);
-    for (size_t i = 0; i < shares_.size(); i++) take(shares_[(home + i) % shares_.size()], thread);
+    for (size_t i = 0; i < shares_.size(); i++) take(shares_[(share + i) % shares_.size()], thread);
   } catch (...) {
     for (Share& share : shares_) share.next.store(share.end, std::memory_order_relaxed);
     common_.next.store(common_.end, std::memory_order_relaxed);
@@ -112,10 +123,9 @@ void ThreadPool::run_erased(int32_t count, int32_t common, Function function, vo
   // Nobody is inside: what workers read may be written.
   function_ = function;
   context_ = context;
-  const int32_t first = shares_.empty() ? count : common;
-  common_.set(0, first);
+  common_.set(0, common);
   for (size_t i = 0; i < shares_.size(); i++)
-    shares_[i].set(first + share(count - first, i), first + share(count - first, i + 1));
+    shares_[i].set(common + part(count - common, i), common + part(count - common, i + 1));
   const uint64_t epoch = epoch_.value.load(std::memory_order_relaxed) + uint32_t(1);
   gate_.store((epoch & 0xffffffffu) << 32 | kOpen, std::memory_order_release);
   epoch_.add(1);
@@ -145,13 +155,13 @@ void ThreadPool::leave() {
   if (!inside(gate) && !(gate & kOpen)) left_.add(1);
 }
 
-void ThreadPool::work(int thread, size_t home) {
+void ThreadPool::work(int thread, size_t share) {
   FlushToZero flush;
   for (uint32_t seen = 0;;) {
     seen = epoch_.wait_while(seen);
     if (ending_.load(std::memory_order_relaxed)) return;
     if (!join(seen)) continue;  // over already, or another has begun
-    take_tasks(thread, home);
+    take_tasks(thread, share);
     leave();
   }
 }
@@ -165,7 +175,7 @@ void ThreadPool::place(const uint8_t* data, size_t bytes) const {
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
   const int32_t pages = int32_t((bytes + page - 1) / page);
   for (size_t i = 0; i < homes_.size(); i++) {
-    const size_t begin = size_t(share(pages, i)) * page, end = std::min(bytes, size_t(share(pages, i + 1)) * page);
+    const size_t begin = size_t(part(pages, i)) * page, end = std::min(bytes, size_t(part(pages, i + 1)) * page);
     if (int error = prefer_node(data + begin, end - begin, homes_[i].node.id)) memory_error_ = error;
   }
 }

@@ -5,9 +5,12 @@
 // and the others do its share. On cores shared with the HTTP side a wait for every thread at every run would make each
 // loss of one core a loss of all.
 //
+// Each thread (of many, each few) has a share of a run's tasks, takes these first and then helps the others. Shares are cut
+// by number alone: tasks that lie side by side, and those of the same rows in one run after another, find what they read in
+// the caches of their core.
+//
 // On a machine of several NUMA nodes each thread stays on one of them, the nodes have threads in proportion to their CPUs,
-// and each node has a share of a run's tasks: its threads take these first and then help the others. Shares are cut by
-// number alone, so that memory can lie where the threads are that read it (`place`).
+// and each node has one share, so that memory can lie where the threads are that read it (`place`).
 #pragma once
 
 #include <atomic>
@@ -31,11 +34,12 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return int(workers_.size()) + 1; }
+  bool one_node() const { return homes_.empty(); }
 
   // Calls task(i, thread) for i in [0, count), on all threads; returns when all are done. Not reentrant. What a task
   // throws first is thrown here; tasks that had not begun by then are left out.
   //
-  // The first `common` tasks are in no node's share and begun before all others, which may wait for them. No other task
+  // The first `common` tasks are in no share and begun before all others, which may wait for them. No other task
   // may wait for one.
   template <class Task>
   void run(int32_t count, Task&& task, int32_t common = 0) {
@@ -67,10 +71,11 @@ class ThreadPool {
     void set(int32_t begin, int32_t new_end);
   };
 
-  int32_t share(int32_t count, size_t home) const;  // where the home's part of `count` begins
+  int32_t part(int32_t count, size_t share) const;  // where the share's part of `count` begins
   void run_erased(int32_t count, int32_t common, Function function, void* context);
-  void work(int thread, size_t home);
-  void take_tasks(int thread, size_t home);
+  size_t share_of(int thread) const;
+  void work(int thread, size_t share);
+  void take_tasks(int thread, size_t share);
   void take(Share& share, int thread);
   bool join(uint32_t epoch);
   void leave();
@@ -95,8 +100,9 @@ class ThreadPool {
   Signal left_;   // counts the times that the last worker has left a closed run; the caller watches it
   // The run that is open, if any: its epoch in the upper half, whether it may be joined (kOpen), workers inside.
   alignas(64) std::atomic<uint64_t> gate_{0};
-  Share common_;                // all tasks, where there are no homes
-  std::vector<Share> shares_;   // by home
+  Share common_;
+  std::vector<int> firsts_;     // of each share's threads; by home, where there are homes
+  std::vector<Share> shares_;
   std::atomic<bool> ending_{false};
   std::atomic<bool> failed_{false};
   std::exception_ptr error_;  // written by whoever set `failed_`, read after all have left

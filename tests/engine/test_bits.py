@@ -96,13 +96,13 @@ def test_tiers_and_threads(
 def test_every_number_of_rows(
     demo_files: ModelFiles, numerics: dict[str, str], alone: tuple[list[int], F32], tier: str
 ) -> None:
-    """Kernels take rows and blocks in passes of many sizes: each size gives the bits of any other."""
+    """Kernels take rows and blocks in passes of many sizes, threads in parts: each size gives the bits of any other."""
     if tier not in kernel_names():
         pytest.skip(f"this machine has no {tier}")
     ids, expected = alone
-    runner = Runner(load(demo_files, isa=tier, **numerics))
+    runner = Runner(load(demo_files, isa=tier, threads=3, **numerics))
     blocks = runner.blocks(LENGTH)
-    for count in (*range(1, 24), 31, 33):
+    for count in (*range(1, 24), 31, 33, 70):
         assert np.array_equal(runner.step([(ids[:count], 0, blocks)])[0], expected[:count]), f"{count} rows"
 
 
