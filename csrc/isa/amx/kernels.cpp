@@ -26,12 +26,16 @@ constexpr int kWideQueries = 6;  // up to so many queries take two blocks of lan
 constexpr int32_t kTileRowsInt = 9, kTileRowsBf16 = 3;
 constexpr int32_t kMaxGroups = 512;  // inputs up to 16,384 per layer go through the unpacked buffer at once
 
-// Tiles of integer products: 0, 1 sums; 2, 3 inputs (16 rows of 32 bytes); 4 weights (8 rows).
+// Products of a group are stored, in one of kRing places, kAhead groups before their float steps: a tile's loads, product and
+// store take some 120 cycles from first to last, the float steps of a group 32 (two pipes; Intel's figures).
+constexpr int kRing = 4, kAhead = 3;
+
+// Tiles of integer products: 0 to 3 sums, in turn; 4, 5 inputs (16 rows of 32 bytes); 6, 7 weights (8 rows), in turn.
 inline void configure_int() {
   TileConfig config;
-  for (int t = 0; t < 2; t++) config.set(t, 16, 64);
-  for (int t = 2; t < 4; t++) config.set(t, 16, 32);
-  config.set(4, 8, 64);
+  for (int t = 0; t < 4; t++) config.set(t, 16, 64);
+  for (int t = 4; t < 6; t++) config.set(t, 16, 32);
+  for (int t = 6; t < 8; t++) config.set(t, 8, 64);
   tile_configure(config);
 }
 
@@ -52,6 +56,30 @@ inline void unpack_int4(const uint8_t* q, int32_t groups, uint8_t* out) {
     }
 }
 
+// The sums of groups whose float steps are still to come, by term.
+struct GroupSums {
+  alignas(64) int32_t high[kRing][16][kLanes], low[kRing][16][kLanes];
+};
+
+// One group's products, into place S of the ring. `b` points to the weights' bytes [8][64], `high` and `low` to the inputs.
+template <int S, bool kTwoTerms>
+inline void multiply_group(const uint8_t* b, const int8_t* high, const int8_t* low, GroupSums& sums) {
+  constexpr int kWeights = 6 + S % 2;
+  constexpr int kHigh = kTwoTerms ? S % 2 * 2 : S, kLow = kTwoTerms ? kHigh + 1 : kHigh;
+  constexpr int kHighInputs = kTwoTerms ? 4 : 4 + S % 2;
+  tile_load<kWeights>(b, 64);
+  tile_zero<kHigh>();
+  tile_load<kHighInputs>(high, kGroup);
+  tile_dpbsud<kHigh, kHighInputs, kWeights>();
+  if (kTwoTerms) {
+    tile_zero<kLow>();
+    tile_load<5>(low, kGroup);
+    tile_dpbsud<kLow, 5, kWeights>();
+    tile_store<kLow>(sums.low[S], 64);
+  }
+  tile_store<kHigh>(sums.high[S], 64);
+}
+
 // One 16-block over 16 rows. `b` points to bytes [groups][8][64].
 template <bool kTwoTerms, bool kInt4>
 inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8_t* s, int32_t row, float (*tile)[kLanes]) {
@@ -62,33 +90,31 @@ inline void tile_block_int(const LinearArgs& args, const uint8_t* b, const uint8
   const float* scale = args.in.scale + at;
   const float* sum = args.in.sum + at;
   const int32_t* int_sum = args.in.int_sum + at;
-  alignas(64) int32_t c[2][16][kLanes], e[2][16][kLanes];
+  GroupSums sums;
   F acc[16];
 #pragma GCC unroll 16
   for (int r = 0; r < 16; r++) acc[r] = splat(0.0f);
   const auto multiply = [&](int32_t g) {
-    tile_load<4>(b + int64_t(g) * 512, 64);
-    tile_zero<0>();
-    tile_load<2>(high + int64_t(g) * 512, kGroup);
-    tile_dpbsud<0, 2, 4>();
-    tile_store<0>(c[g & 1], 64);
-    if (kTwoTerms) {
-      tile_zero<1>();
-      tile_load<3>(low + int64_t(g) * 512, kGroup);
-      tile_dpbsud<1, 3, 4>();
-      tile_store<1>(e[g & 1], 64);
+    const int64_t inputs = int64_t(g) * kTileRows * kGroup;
+    const uint8_t* weights = b + int64_t(g) * 512;
+    const int8_t* second = kTwoTerms ? low + inputs : nullptr;
+    switch (g % kRing) {
+      case 0: return multiply_group<0, kTwoTerms>(weights, high + inputs, second, sums);
+      case 1: return multiply_group<1, kTwoTerms>(weights, high + inputs, second, sums);
+      case 2: return multiply_group<2, kTwoTerms>(weights, high + inputs, second, sums);
+      default: return multiply_group<3, kTwoTerms>(weights, high + inputs, second, sums);
     }
   };
-  multiply(0);
+  for (int32_t g = 0; g < kAhead && g < groups; g++) multiply(g);
   for (int32_t g = 0; g < groups; g++) {
-    if (g + 1 < groups) multiply(g + 1);  // runs on the tile unit while the float steps of group g run here
+    if (g + kAhead < groups) multiply(g + kAhead);  // on the tile unit, while the float steps of group g run here
     const uint16_t* half = reinterpret_cast<const uint16_t*>(s + int64_t(g) * (kInt4 ? 64 : 32));
     const F d = load_half(half);
     const F m = kInt4 ? load_half(half + kLanes) : d;
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++) {
-      I dot = _mm512_load_si512(c[g & 1][r]);
-      if (kTwoTerms) dot = int_add(int_shift_left_8(dot), _mm512_load_si512(e[g & 1][r]));
+      I dot = _mm512_load_si512(sums.high[g % kRing][r]);
+      if (kTwoTerms) dot = int_add(int_shift_left_8(dot), _mm512_load_si512(sums.low[g % kRing][r]));
       if (kInt4) {
         acc[r] = int4_group(acc[r], dot, d, m, scale[int64_t(g) * kTileRows + r], sum[int64_t(g) * kTileRows + r]);
       } else {
