@@ -1,7 +1,7 @@
 // Kernels over a 16-lane vector type, compiled once per ISA. The including file defines, in an anonymous namespace:
-//   F (16 floats), I (16 int32), W (64 bytes), Word (4 bytes in every lane) and the operations used below; what fits into
-//   its registers: kRowTile (rows of a bf16 product), kIntRowTile and kIntBlocks (rows and 16-blocks of integer products),
-//   kWideQueries. Order of float operations is fixed here and
+//   F (16 floats), I (16 int32), W (64 bytes), Word (4 bytes in every lane), NibbleSum (a group's sums of 4-bit products)
+//   and the operations used below; what fits into its registers: kRowTile (rows of a bf16 product), kIntRowTile and
+//   kIntBlocks (rows and 16-blocks of integer products), kWideQueries. Order of float operations is fixed here and
 //   nowhere else: this is what makes all tiers agree bit for bit.
 //
 // `linear` and `attention` are the ISA file's own: linear_generic and attention_generic, or what gives the same bits.
@@ -129,9 +129,7 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
   for (int32_t g = 0; g < groups; g++) {
-    I c[B][R], e[B][R];
-    for (int b = 0; b < B; b++)
-      for (int r = 0; r < R; r++) c[b][r] = e[b][r] = int_splat(0);
+    NibbleSum c[B][R] = {}, e[B][R] = {};
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++) {
       ahead.next_quants<B>(next_block);
@@ -143,18 +141,18 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
       }
       for (int r = 0; r < R; r++) {
         const Word first = load_word<B>(high + r * kGroup + 4 * v);
-        for (int b = 0; b < B; b++) c[b][r] = dot_word(c[b][r], lo[b], first);
+        for (int b = 0; b < B; b++) c[b][r] = dot_nibbles(c[b][r], lo[b], first);
         if (kTwoTerms) {
           const Word second = load_word<B>(low + r * kGroup + 4 * v);
-          for (int b = 0; b < B; b++) e[b][r] = dot_word(e[b][r], lo[b], second);
+          for (int b = 0; b < B; b++) e[b][r] = dot_nibbles(e[b][r], lo[b], second);
         }
       }
       for (int r = 0; r < R; r++) {
         const Word first = load_word<B>(high + r * kGroup + 16 + 4 * v);
-        for (int b = 0; b < B; b++) c[b][r] = dot_word(c[b][r], hi[b], first);
+        for (int b = 0; b < B; b++) c[b][r] = dot_nibbles(c[b][r], hi[b], first);
         if (kTwoTerms) {
           const Word second = load_word<B>(low + r * kGroup + 16 + 4 * v);
-          for (int b = 0; b < B; b++) e[b][r] = dot_word(e[b][r], hi[b], second);
+          for (int b = 0; b < B; b++) e[b][r] = dot_nibbles(e[b][r], hi[b], second);
         }
       }
     }
@@ -167,7 +165,8 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
     }
     for (int r = 0; r < R; r++)
       for (int b = 0; b < B; b++) {
-        const I dot = kTwoTerms ? int_add(int_shift_left_8(c[b][r]), e[b][r]) : c[b][r];
+        I dot = total(c[b][r]);
+        if (kTwoTerms) dot = int_add(int_shift_left_8(dot), total(e[b][r]));
         acc[b][r] = int4_group(acc[b][r], dot, d[b], m[b], scale[r], sum[r]);
       }
     q += 256;
