@@ -43,9 +43,9 @@ struct Ahead {
 #define APART __attribute__((noinline))
 
 // A form of KV offers, for R queries: `set_query`, which gives the factor that its scores lack; `scores`, of all positions of
-// a span; `weigh`, what softmax weights p of 16 positions become; `set_weight`, which takes those of the span's positions and
-// the largest of them; and `outputs`, kBlocks * 16 dimensions from d on. Blocks of lanes share each query value's broadcast:
-// few queries still make enough chains.
+// a span; `weigh`, what softmax weights p of 16 positions become; `set_weights`, which takes those of the span's positions, and
+// each query's largest; and `outputs`, B * 16 dimensions from d on. Blocks of lanes share each query value's broadcast: few
+// queries still make enough chains.
 
 // --- fp16 ------------------------------------------------------------------------------------------------------------
 // Sums over fp16 rows, `stride` values apart: one chain over the even rows and one over the odd. The lanes' blocks lie `next`
@@ -82,9 +82,9 @@ struct HalfSums {
 
 template <int R>
 struct HalfKv {
-  static constexpr int kBlocks = R <= kWideQueries ? 2 : 1;
+  static constexpr int B = R <= kWideQueries ? 2 : 1;
   alignas(64) float queries[R][kMaxHeadDim];
-  const float* weights[R];
+  const float (*weights)[kAttentionBlock];
 
   float set_query(int r, const float* q, int32_t dim) {
     for (int32_t i = 0; i < dim; i += kLanes) store(queries[r] + i, load(q + i));
@@ -93,7 +93,6 @@ struct HalfKv {
 
   template <bool kAhead>
   APART void scores(const KvSpan& span, float (*out)[kAttentionBlock]) const {
-    constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim, key_bytes = kKvBlock * dim * 2;
     for (int32_t b = span.from; b < span.to; b++) {
       Ahead ahead(span, b, key_bytes);
@@ -103,16 +102,18 @@ struct HalfKv {
         sums.template take<kAhead>(keys + int64_t(half) * kLanes * dim, kLanes, int64_t(kLanes) * dim, queries[0],
                                    kMaxHeadDim, dim, &ahead);
         for (int j = 0; j < B; j++)
-          for (int r = 0; r < R; r++) store(&out[r][b * kKvBlock + (half + j) * kLanes], sums.sum(j, r));
+          for (int r = 0; r < R; r++) store(out[r] + b * kKvBlock + (half + j) * kLanes, sums.sum(j, r));
       }
     }
   }
 
   F weigh(int32_t, F p) const { return p; }
-  void set_weight(int r, const KvSpan&, const float* p, F) { weights[r] = p; }
+  template <int N>
+  void set_weights(int r, const KvSpan&, const float (*p)[kAttentionBlock], const F (&)[N]) {
+    if (r == 0) weights = p;
+  }
 
-  APART void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
-    constexpr int B = kBlocks;
+  APART void outputs(const KvSpan& span, int32_t d, F (&acc)[B][R]) const {
     const int32_t dim = span.args.head_dim;
     HalfSums<R, B> sums;
     for (int32_t b = span.from; b < span.to; b++) {
@@ -135,22 +136,20 @@ static_assert(kAttentionBlock <= kMaxHeadDim, "terms are those of a query or of 
 struct TwoTerms {
   alignas(64) int8_t high[kMaxHeadDim], low[kMaxHeadDim];
   float scale;
-  int32_t sum;  // of the integers
+  int32_t offset;  // 128 times the sum of the integers
 
-  // Rounds values [from, to), multiples of 16; `peak` is the largest of their magnitudes.
-  void round(const float* x, int32_t from, int32_t to, float peak) {
+  // `peak` is the largest magnitude of the values; gives what they are multiplied with before they are rounded.
+  float open(float peak) {
     const bool zero = !(peak > 1e-30f);
-    const F inverse = splat(zero ? 0.0f : kTermRange / peak);
-    I total = int_splat(0);
-    for (int32_t i = from; i < to; i += kLanes) {
-      const I q = to_int(mul(load(x + i), inverse));
-      const I h = int_shift_right_8(int_add(q, int_splat(128)));
-      int_store_bytes(high + i, h);
-      int_store_bytes(low + i, int_sub(q, int_shift_left_8(h)));
-      total = int_add(total, q);
-    }
     scale = zero ? 1.0f : peak / kTermRange;
-    sum = int_sum_lanes(total);
+    return zero ? 0.0f : kTermRange / peak;
+  }
+  // Rounds the values at i .. i + 16, and gives the integers.
+  I put(int32_t i, F x, float inverse) {
+    const I q = to_int(mul(x, splat(inverse)));
+    int_store_bytes(high + i, int_shift_right_8(int_add(q, int_splat(128))));
+    int_store_low_bytes(low + i, q);
+    return q;
   }
 };
 
@@ -161,9 +160,32 @@ inline float peak_of(const float* x, int32_t from, int32_t to) {
 }
 
 // The exact sum of products with bytes that are stored plus 128, from the sums of both terms' products.
-inline I join_terms(I high, I low, int32_t sum) {
-  return int_sub(int_add(int_shift_left_8(high), low), int_splat(128 * sum));
+inline I join_terms(I high, I low, const TwoTerms& terms) {
+  return int_sub(int_add(int_shift_left_8(high), low), int_splat(terms.offset));
 }
+
+template <int R, int B>
+struct TwoTermSums {
+  I high[B][R], low[B][R];
+
+  TwoTermSums() {
+    for (int j = 0; j < B; j++)
+      for (int r = 0; r < R; r++) high[j][r] = low[j][r] = int_splat(0);
+  }
+  // Products of bytes, whose blocks of lanes lie `next` apart, with values i .. i + 4.
+  void take(const uint8_t* bytes, int32_t next, const TwoTerms* terms, int32_t i) {
+    W w[B];
+    for (int j = 0; j < B; j++) w[j] = load_bytes(bytes + j * next);
+    for (int r = 0; r < R; r++) {
+      const Word h = load_word<B>(terms[r].high + i), l = load_word<B>(terms[r].low + i);
+      for (int j = 0; j < B; j++) {
+        high[j][r] = dot_word(high[j][r], w[j], h);
+        low[j][r] = dot_word(low[j][r], w[j], l);
+      }
+    }
+  }
+  F sum(int j, int r, const TwoTerms& terms) const { return to_float(join_terms(high[j][r], low[j][r], terms)); }
+};
 
 constexpr int32_t kScaleBytes = 2 * kKvBlock * int32_t(sizeof(float));
 
@@ -180,18 +202,20 @@ struct Int8Head {  // a head's part of a KV block
 
 template <int R>
 struct Int8Kv {
-  static constexpr int kBlocks = R <= kWideQueries ? 2 : 1;
+  static constexpr int B = R <= kWideQueries ? 2 : 1;
   TwoTerms queries[R], weights[R];
   alignas(64) float value_scales[kAttentionBlock];  // of the span's positions
 
   float set_query(int r, const float* q, int32_t dim) {
-    queries[r].round(q, 0, dim, peak_of(q, 0, dim));
+    const float inverse = queries[r].open(peak_of(q, 0, dim));
+    I total = int_splat(0);
+    for (int32_t i = 0; i < dim; i += kLanes) total = int_add(total, queries[r].put(i, load(q + i), inverse));
+    queries[r].offset = 128 * int_sum_lanes(total);
     return queries[r].scale;
   }
 
   template <bool kAhead>
   APART void scores(const KvSpan& span, float (*out)[kAttentionBlock]) {
-    constexpr int B = kBlocks;
     const int32_t dim = span.args.head_dim;
     for (int32_t b = span.from; b < span.to; b++) {
       Ahead ahead(span, b, kKvBlock * dim);
@@ -199,26 +223,15 @@ struct Int8Kv {
       const Int8Head head(span.head(b), dim);
       for (int i = 0; i < kKvBlock; i += kLanes) store(value_scales + b * kKvBlock + i, load(head.value_scales + i));
       for (int half = 0; half < 2; half += B) {
-        I c[B][R], e[B][R];
-        for (int j = 0; j < B; j++)
-          for (int r = 0; r < R; r++) c[j][r] = e[j][r] = int_splat(0);
+        TwoTermSums<R, B> sums;
         for (int32_t d = 0; d < dim; d += 4) {
           if (kAhead) ahead.template next<B>();
-          W w[B];
-          for (int j = 0; j < B; j++) w[j] = load_bytes(head.keys + ((half + j) * dim + d) * kLanes);
-          for (int r = 0; r < R; r++) {
-            const Word high = load_word<B>(queries[r].high + d), low = load_word<B>(queries[r].low + d);
-            for (int j = 0; j < B; j++) {
-              c[j][r] = dot_word(c[j][r], w[j], high);
-              e[j][r] = dot_word(e[j][r], w[j], low);
-            }
-          }
+          sums.take(head.keys + (half * dim + d) * kLanes, dim * kLanes, queries, d);
         }
         for (int j = 0; j < B; j++) {
           const F scales = load(head.key_scales + (half + j) * kLanes);
           for (int r = 0; r < R; r++)
-            store(&out[r][b * kKvBlock + (half + j) * kLanes],
-                  mul(to_float(join_terms(c[j][r], e[j][r], queries[r].sum)), scales));
+            store(out[r] + b * kKvBlock + (half + j) * kLanes, mul(sums.sum(j, r, queries[r]), scales));
         }
       }
     }
@@ -226,34 +239,27 @@ struct Int8Kv {
 
   // The values' scales go into the weights, before these are rounded.
   F weigh(int32_t i, F p) const { return mul(p, load(value_scales + i)); }
-  void set_weight(int r, const KvSpan& span, const float* p, F peak) {
-    weights[r].round(p, span.from * kKvBlock, span.to * kKvBlock, max_lanes(peak));
+  template <int N>
+  void set_weights(int r, const KvSpan& span, const float (*p)[kAttentionBlock], const F (&peak)[N]) {
+    float inverse[N];
+    I total[N];
+    for (int n = 0; n < N; n++) inverse[n] = weights[r + n].open(max_lanes(peak[n]));
+    for (int n = 0; n < N; n++) total[n] = int_splat(0);
+    for (int32_t i = span.from * kKvBlock; i < span.to * kKvBlock; i += kLanes)
+      for (int n = 0; n < N; n++) total[n] = int_add(total[n], weights[r + n].put(i, load(p[n] + i), inverse[n]));
+    for (int n = 0; n < N; n++) weights[r + n].offset = 128 * int_sum_lanes(total[n]);
   }
 
-  APART void outputs(const KvSpan& span, int32_t d, F (&acc)[kBlocks][R]) const {
-    constexpr int B = kBlocks;
+  APART void outputs(const KvSpan& span, int32_t d, F (&acc)[B][R]) const {
     const int32_t dim = span.args.head_dim;
-    I c[B][R], e[B][R];
-    for (int j = 0; j < B; j++)
-      for (int r = 0; r < R; r++) c[j][r] = e[j][r] = int_splat(0);
+    TwoTermSums<R, B> sums;
     for (int32_t b = span.from; b < span.to; b++) {
       const uint8_t* values = Int8Head(span.head(b), dim).values + d * 4;
-      for (int p = 0; p < kKvBlock; p += 4, values += dim * 4) {
-        W w[B];
-        for (int j = 0; j < B; j++) w[j] = load_bytes(values + j * kLanes * 4);
-        for (int r = 0; r < R; r++) {
-          const Word high = load_word<B>(weights[r].high + b * kKvBlock + p),
-                     low = load_word<B>(weights[r].low + b * kKvBlock + p);
-          for (int j = 0; j < B; j++) {
-            c[j][r] = dot_word(c[j][r], w[j], high);
-            e[j][r] = dot_word(e[j][r], w[j], low);
-          }
-        }
-      }
+      for (int p = 0; p < kKvBlock; p += 4, values += dim * 4)
+        sums.take(values, kLanes * 4, weights, b * kKvBlock + p);
     }
     for (int j = 0; j < B; j++)
-      for (int r = 0; r < R; r++)
-        acc[j][r] = mul(to_float(join_terms(c[j][r], e[j][r], weights[r].sum)), splat(weights[r].scale));
+      for (int r = 0; r < R; r++) acc[j][r] = mul(sums.sum(j, r, weights[r]), splat(weights[r].scale));
   }
 };
 
@@ -324,46 +330,47 @@ struct Query {
   }
 };
 
-// Turns the scores of a block into weights. Each step is done for all queries before the next, so that none waits for the
-// one long chain of a query's maximum, weights and their rounding.
-template <template <int> class Form, int R>
-APART void softmax(const KvSpan& span, const Query (&query)[R], const float (&factor)[R], int32_t base, Form<R>& form,
+// Turns the scores of a block into weights, for N queries from r on. Each step is done for all of them before the next, so
+// that none waits for the one long chain of a query's maximum, weights and their rounding.
+template <int N, class Form, int R>
+APART void softmax(const KvSpan& span, int r, const Query* query, const float* factor, int32_t base, Form& form,
                    float (*scores)[kAttentionBlock], SoftmaxState<R>& state) {
   const int32_t from = span.from * kKvBlock, to = span.to * kKvBlock;
-  F max[R], sum[R], peak[R];
-  for (int r = 0; r < R; r++) {
+  for (int n = 0; n < N; n++) {
     // Only the ends of the range can be out of a query's sight.
-    const int32_t first = query[r].first - base, after = query[r].last - base + 1;
-    for (int32_t i = after > from ? after : from; i < to; i++) scores[r][i] = kMasked;
-    for (int32_t i = from; i < to && i < first; i++) scores[r][i] = kMasked;
-    max[r] = splat(kMasked);
+    const int32_t first = query[n].first - base, after = query[n].last - base + 1;
+    for (int32_t i = after > from ? after : from; i < to; i++) scores[n][i] = kMasked;
+    for (int32_t i = from; i < to && i < first; i++) scores[n][i] = kMasked;
   }
+  F max[N], sum[N], peak[N];
+  for (int n = 0; n < N; n++) max[n] = splat(kMasked);
   for (int32_t i = from; i < to; i += kLanes)
-    for (int r = 0; r < R; r++) max[r] = fmax(max[r], load(&scores[r][i]));
-  for (int r = 0; r < R; r++) {
-    const float top = max_lanes(max[r]);
+    for (int n = 0; n < N; n++) max[n] = fmax(max[n], load(scores[n] + i));
+  float shift[N];
+  for (int n = 0; n < N; n++) {
+    const float top = max_lanes(max[n]);
     const bool seen = top > kMasked;
-    const F shift = splat(seen ? top : 0.0f);
-    state.block_max[r] = seen ? top * factor[r] : kMasked;
-    sum[r] = peak[r] = splat(0.0f);
-    for (int32_t i = from; i < to; i += kLanes) {
-      const F p = exp2_lanes(mul(sub(load(&scores[r][i]), shift), splat(factor[r]))), weight = form.weigh(i, p);
-      store(&scores[r][i], weight);
-      sum[r] = add(sum[r], p);
-      peak[r] = fmax(peak[r], weight);
+    shift[n] = seen ? top : 0.0f;
+    state.block_max[r + n] = seen ? top * factor[n] : kMasked;
+  }
+  for (int n = 0; n < N; n++) sum[n] = peak[n] = splat(0.0f);
+  for (int32_t i = from; i < to; i += kLanes)
+    for (int n = 0; n < N; n++) {
+      const F p = exp2_lanes(mul(sub(load(scores[n] + i), splat(shift[n])), splat(factor[n]))), weight = form.weigh(i, p);
+      store(scores[n] + i, weight);
+      sum[n] = add(sum[n], p);
+      peak[n] = fmax(peak[n], weight);
     }
-  }
-  for (int r = 0; r < R; r++) {
-    state.block_sum[r] = sum_lanes(sum[r]);
-    form.set_weight(r, span, scores[r], peak[r]);
-  }
+  for (int n = 0; n < N; n++) state.block_sum[r + n] = sum_lanes(sum[n]);
+  form.set_weights(r, span, scores, peak);
 }
 
 // Queries begin .. begin + R. `kAhead` asks for KV before it is needed: for few queries, which wait for memory; many find it
 // in the cache.
 template <template <int> class Form, int R, bool kAhead>
 inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
-  constexpr int B = Form<R>::kBlocks;
+  constexpr int B = Form<R>::B, N = R <= 8 ? R : 8;
+  static_assert(R % N == 0, "queries go through softmax in equal parts");
   const int32_t dim = args.head_dim;
   Form<R> form;
   alignas(64) float scores[R][kAttentionBlock];
@@ -389,7 +396,7 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
     const KvSpan span{args, args.block_table + base / kKvBlock, head_offset, start > base ? (start - base) / kKvBlock : 0,
                       (limit + kKvBlock - 1) / kKvBlock};
     form.template scores<kAhead>(span, scores);
-    softmax<Form, R>(span, query, factor, base, form, scores, state);
+    for (int r = 0; r < R; r += N) softmax<N>(span, r, query + r, factor + r, base, form, scores + r, state);
     if (args.parts) {
       for (int r = 0; r < R; r++) {
         float* part = query[r].part(args, block);

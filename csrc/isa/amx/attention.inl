@@ -20,12 +20,11 @@ inline void configure_attention(int32_t head_dim) {
 template <int R>
 struct TileInt8Kv : Int8Kv<R> {
   static_assert(R == kTileRows, "a tile has a row for each query");
-  static constexpr int kBlocks = 1;
   static constexpr int64_t kStride = sizeof(TwoTerms);  // from one query's terms to the next's
   using Sums = int32_t[R][kLanes];
 
-  static F joined(const Sums& high, const Sums& low, int r, int32_t sum) {
-    return to_float(join_terms(_mm512_load_si512(high[r]), _mm512_load_si512(low[r]), sum));
+  static F joined(const Sums& high, const Sums& low, int r, const TwoTerms& terms) {
+    return to_float(join_terms(_mm512_load_si512(high[r]), _mm512_load_si512(low[r]), terms));
   }
 
   void load_queries(int32_t d) const {
@@ -55,7 +54,7 @@ struct TileInt8Kv : Int8Kv<R> {
         store(this->value_scales + b * kKvBlock + i, load(head.value_scales + i));
         const F scales = load(head.key_scales + i);
         for (int r = 0; r < R; r++)
-          store(out[r] + b * kKvBlock + i, mul(joined(high, low, r, this->queries[r].sum), scales));
+          store(out[r] + b * kKvBlock + i, mul(joined(high, low, r, this->queries[r]), scales));
       }
     }
   }
@@ -74,7 +73,7 @@ struct TileInt8Kv : Int8Kv<R> {
     alignas(64) Sums high, low;
     tile_store<0>(high, 64);
     tile_store<1>(low, 64);
-    for (int r = 0; r < R; r++) acc[0][r] = mul(joined(high, low, r, this->weights[r].sum), splat(this->weights[r].scale));
+    for (int r = 0; r < R; r++) acc[0][r] = mul(joined(high, low, r, this->weights[r]), splat(this->weights[r].scale));
   }
 };
 

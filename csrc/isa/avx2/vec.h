@@ -65,6 +65,9 @@ inline void int_store_bytes(int8_t* p, I v) {  // |v| <= 128
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
+inline void int_store_low_bytes(int8_t* p, I v) {  // v mod 256
+  int_store_bytes(p, {_mm256_srai_epi32(_mm256_slli_epi32(v.lo, 24), 24), _mm256_srai_epi32(_mm256_slli_epi32(v.hi, 24), 24)});
+}
 inline F to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline I to_int(F a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 inline void keep_greater_half(__m256& best, __m256i& where, __m256 x, int32_t base) {

@@ -42,6 +42,7 @@ inline int32_t int_sum_lanes(I a) { return _mm512_reduce_add_epi32(a); }
 inline void int_store_bytes(int8_t* p, I v) {  // |v| <= 128
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(v));
 }
+inline void int_store_low_bytes(int8_t* p, I v) { int_store_bytes(p, v); }  // v mod 256
 inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 inline I to_int(F a) { return _mm512_cvtps_epi32(a); }
 inline void keep_greater(F& best, I& where, F x, int32_t base) {

@@ -65,6 +65,7 @@ inline int32_t int_sum_lanes(const I& a) {
 inline void int_store_bytes(int8_t* p, const I& v) {
   for (int i = 0; i < kLanes; i++) p[i] = int8_t(v.v[i]);
 }
+inline void int_store_low_bytes(int8_t* p, const I& v) { int_store_bytes(p, v); }  // v mod 256
 inline F to_float(const I& a) { LANES(F, float(a.v[i])); }
 inline I to_int(const F& a) { LANES(I, int32_t(__builtin_rintf(a.v[i]))); }
 inline void keep_greater(F& best, I& where, const F& x, int32_t base) {
