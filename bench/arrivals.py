@@ -64,6 +64,7 @@ def main() -> None:
     waits: list[float] = []
     with running(arguments.flags) as server:
         load = Load(url=server.url, model=server.model, streams=arguments.streams, tokens=arguments.tokens)
+        server.settle()
         uvloop.run(run(replace(load, streams=1), None))  # warm-up
         for turn in range(1, arguments.rounds + 1):
             alone += uvloop.run(run(replace(load, seed0=turn * 2000), None))[0]

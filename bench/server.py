@@ -1,7 +1,7 @@
 """A server process of its own under 1, 8 and 32 streams of bench/loadgen.py; one JSON line each.
 
-Starts `interlingua serve` on a free port, says when it was ready and how large it is, lets it answer a few requests
-to warm up, and runs the load once for each number of streams, always with new prompts.
+Starts `interlingua serve` on a free port, says when it was ready and how large it is, lets it take its memory and
+answer a few requests to warm up, and runs the load once for each number of streams, always with new prompts.
 
     python bench/server.py [--streams 1 8 32] [--rounds 3] [-- FLAG OF serve ...]
 """
@@ -77,6 +77,13 @@ class Server:
     def resident_now(self) -> int:
         """Resident memory in bytes."""
         return resident_of(self.process.pid)
+
+    def settle(self, seconds: float = 60) -> None:
+        """Waits until an idle server has taken the memory of its KV pool, or `seconds` at most."""
+        end, before = time.monotonic() + seconds, 0
+        while (now := self.resident_now()) > before + 1_000_000 and time.monotonic() < end:
+            before = now
+            time.sleep(0.5)
 
     def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 30) -> int:
         """Sends a signal and returns the exit code."""
@@ -159,6 +166,7 @@ def main() -> None:
     with running(arguments.flags) as server:
         megabytes = round(server.resident / 1e6)
         print(json.dumps({"model": server.model, "ready_s": round(server.ready_s, 2), "resident_mb": megabytes}))
+        server.settle()
         number = arguments.seed0
         for streams, requests in [(4, 4), *((n, max(4, n * arguments.rounds)) for n in arguments.streams)]:
             load = Load(

@@ -7,7 +7,7 @@ import os
 import pytest
 from soak import serving, soak
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "11"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "8"))
 
 
 async def test_mixed_clients_bursts_and_vanishing_ones_leave_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
