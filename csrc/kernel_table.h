@@ -148,6 +148,10 @@ struct KernelTable {
   void (*prepare)(const float* x, int32_t k, const float* norm, float eps, const Activations& out, int32_t row,
                   bool want_int8, bool want_int16, bool want_bf16, float* scratch);
 
+  // The 16 rows of a tile, from `row` on and `stride` floats apart, in one int8 term or two: the bits of `prepare`.
+  void (*prepare_tile)(const float* x, int64_t stride, int32_t k, const float* norm, float eps, const Activations& out,
+                       int32_t row, bool two_terms);
+
   // Queries [begin, end) of one KV head.
   void (*attention)(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end);
 

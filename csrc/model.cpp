@@ -524,7 +524,12 @@ void Model::run_prepare(const float* in, int64_t stride, int32_t rows, int norm,
   const int32_t chunk = pad(row_chunk(rows, pool_.size()), kTileRows);
   pool_.run((rows + chunk - 1) / chunk, [&](int32_t i, int thread) {
     float* scratch = scratch_[size_t(thread)].as<float>();
-    for (int32_t r = i * chunk; r < std::min(rows, (i + 1) * chunk); r++) {
+    int32_t r = i * chunk;
+    const int32_t end = std::min(rows, r + chunk);
+    if (!adapted && out.integer && !out.bf16)
+      for (; r + kTileRows <= end; r += kTileRows)
+        kernels_->prepare_tile(in + r * stride, stride, out.width, weight, eps, view, r, two);
+    for (; r < end; r++) {
       const float* x = in + r * stride;
       kernels_->prepare(x, out.width, weight, eps, view, r, out.integer && !two, out.integer && two, out.bf16, scratch);
       if (adapted) lora_.take(activations, r, x, weight, eps, scratch);

@@ -352,13 +352,29 @@ inline uint32_t round_bf16(float x) {
   return ((u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded) & 0xffff0000u;  // NaN stays NaN
 }
 
-// One group of 32: integers in +-`range`, rounded to nearest even, as one int8 term or (kTwoTerms) two.
+constexpr float kLeastPeak = 1e-30f;  // a group of nothing larger becomes zeros
+
+template <bool kTwoTerms>
+constexpr float kIntRange = kTwoTerms ? 32512.0f : 127.0f;
+
+// Half a group's integers, in +-kIntRange, rounded to nearest even, as one int8 term or two.
+template <bool kTwoTerms>
+inline void store_terms(const Activations& out, int64_t place, I q) {
+  if (kTwoTerms) {  // value = 256 * high + low, low in [-128, 127]
+    const I high = int_shift_right_8(int_add(q, int_splat(128)));
+    int_store_bytes(out.high + place, high);
+    int_store_bytes(out.low + place, int_sub(q, int_shift_left_8(high)));
+  } else {
+    int_store_bytes(out.high + place, q);
+  }
+}
+
 template <bool kTwoTerms>
 inline void quantise_group(const float* x, const Activations& out, int64_t at) {
-  constexpr float range = kTwoTerms ? 32512.0f : 127.0f;
+  constexpr float range = kIntRange<kTwoTerms>;
   const F a = load(x), b = load(x + kLanes);
   const float peak = max_lanes(fmax(absolute(a), absolute(b)));
-  const bool zero = !(peak > 1e-30f);
+  const bool zero = !(peak >= kLeastPeak);
   const F inverse = splat(zero ? 0.0f : range / peak);
   const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
   const float scale = zero ? 0.0f : peak / range;
@@ -366,26 +382,21 @@ inline void quantise_group(const float* x, const Activations& out, int64_t at) {
   out.scale[at] = scale;
   out.int_sum[at] = total;
   out.sum[at] = float(total) * scale;
-  int8_t* high = out.high + at * kGroup;
-  if (kTwoTerms) {  // value = 256 * high + low, low in [-128, 127]
-    const I ha = int_shift_right_8(int_add(qa, int_splat(128))), hb = int_shift_right_8(int_add(qb, int_splat(128)));
-    int8_t* low = out.low + at * kGroup;
-    int_store_bytes(high, ha);
-    int_store_bytes(high + kLanes, hb);
-    int_store_bytes(low, int_sub(qa, int_shift_left_8(ha)));
-    int_store_bytes(low + kLanes, int_sub(qb, int_shift_left_8(hb)));
-  } else {
-    int_store_bytes(high, qa);
-    int_store_bytes(high + kLanes, qb);
-  }
+  store_terms<kTwoTerms>(out, at * kGroup, qa);
+  store_terms<kTwoTerms>(out, at * kGroup + kLanes, qb);
+}
+
+// RMSNorm: x / sqrt(mean(x^2) + eps) * weight; this is what comes before the weight.
+inline float inverse_norm(const float* x, int32_t k, float eps) {
+  F squares = splat(0.0f);
+  for (int32_t i = 0; i < k; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+  return 1.0f / square_root(sum_lanes(squares) / float(k) + eps);
 }
 
 void prepare(const float* x, int32_t k, const float* norm, float eps, const Activations& out, int32_t row,
              bool want_int8, bool want_int16, bool want_bf16, float* scratch) {
-  if (norm) {  // RMSNorm: x / sqrt(mean(x^2) + eps) * weight
-    F squares = splat(0.0f);
-    for (int32_t i = 0; i < k; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-    const F inverse = splat(1.0f / square_root(sum_lanes(squares) / float(k) + eps));
+  if (norm) {
+    const F inverse = splat(inverse_norm(x, k, eps));
     for (int32_t i = 0; i < k; i += kLanes) store(scratch + i, mul(mul(load(x + i), inverse), load(norm + i)));
     x = scratch;
   }
@@ -404,12 +415,64 @@ void prepare(const float* x, int32_t k, const float* norm, float eps, const Acti
   }
 }
 
+// `quantise_group` for the 16 rows of a tile, from `row` on: what a group has one of, a lane has for each row.
+template <bool kTwoTerms>
+inline void quantise_rows(const float* x, int64_t stride, int32_t k, const float* norm, float eps, const Activations& out,
+                          int32_t row) {
+  static_assert(kTileRows == kLanes, "a lane for each row");
+  const int32_t groups = k / kGroup;
+  float inverse[kTileRows];
+  for (int r = 0; norm && r < kTileRows; r++) inverse[r] = inverse_norm(x + r * stride, k, eps);
+  for (int32_t g = 0; g < groups; g++, x += kGroup) {
+    alignas(64) float values[kTileRows][2][kLanes];
+    F peaks[kTileRows];
+    for (int r = 0; r < kTileRows; r++) {
+      F half[2];
+      for (int h = 0; h < 2; h++) {
+        half[h] = load(x + r * stride + h * kLanes);
+        if (norm) half[h] = mul(mul(half[h], splat(inverse[r])), load(norm + g * kGroup + h * kLanes));
+        store(values[r][h], half[h]);
+      }
+      peaks[r] = fmax(absolute(half[0]), absolute(half[1]));
+    }
+    const F peak = max_of_each(peaks), range = splat(kIntRange<kTwoTerms>);
+    const F scale = zero_below(peak, kLeastPeak, div(peak, range));
+    alignas(64) float factors[kTileRows];
+    store(factors, zero_below(peak, kLeastPeak, div(range, peak)));
+    const int64_t at = Activations::at(row, g, groups);
+    I sums[kTileRows];
+    for (int r = 0; r < kTileRows; r++) {
+      I q[2];
+      for (int h = 0; h < 2; h++) {
+        q[h] = to_int(mul(load(values[r][h]), splat(factors[r])));
+        store_terms<kTwoTerms>(out, (at + r) * kGroup + h * kLanes, q[h]);
+      }
+      sums[r] = int_add(q[0], q[1]);
+    }
+    const I total = sum_of_each(sums);
+    store(out.scale + at, scale);
+    int_store(out.int_sum + at, total);
+    store(out.sum + at, mul(to_float(total), scale));
+  }
+}
+
+void prepare_tile(const float* x, int64_t stride, int32_t k, const float* norm, float eps, const Activations& out, int32_t row,
+                  bool two_terms) {
+  two_terms ? quantise_rows<true>(x, stride, k, norm, eps, out, row) : quantise_rows<false>(x, stride, k, norm, eps, out, row);
+}
+
 #include "generic/attention.inl"
 
 void rope(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float* cos, const float* sin) {
   const int32_t half = rotary / 2;
   for (int32_t h = 0; h < heads; h++, x += head_dim) {
-    for (int32_t i = 0; i < half; i++) {  // short and rarely a multiple of 16: plain code, the same in every tier
+    int32_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+      const F a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+      store(x + i, sub(mul(a, c), mul(b, s)));
+      store(x + half + i, add(mul(b, c), mul(a, s)));
+    }
+    for (; i < half; i++) {
       const float a = x[i], b = x[i + half];
       x[i] = a * cos[i] - b * sin[i];
       x[i + half] = b * cos[i] + a * sin[i];

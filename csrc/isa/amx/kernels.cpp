@@ -289,7 +289,7 @@ constexpr const char* kName = "amx-emulated";
 #else
 constexpr const char* kName = "amx";
 #endif
-constexpr KernelTable kTable{kName, linear, prepare, attention, attention_merge, rope, store_kv, vocab_stats, exp_scaled, tile_product,
+constexpr KernelTable kTable{kName, linear, prepare, prepare_tile, attention, attention_merge, rope, store_kv, vocab_stats, exp_scaled, tile_product,
                              {32, 64, 128}};  // by the tile kernels' counts
 
 }  // namespace

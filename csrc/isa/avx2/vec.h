@@ -49,6 +49,9 @@ inline I int_splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(
 inline I int_add(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline I int_sub(I a, I b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
 inline I int_shift_left_8(I a) { return {_mm256_slli_epi32(a.lo, 8), _mm256_slli_epi32(a.hi, 8)}; }
+inline I int_load(const int32_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
 inline void int_store(int32_t* p, I v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.lo);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), v.hi);
@@ -152,4 +155,16 @@ inline float max_lanes(F v) {
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+// Joins the lanes of 16 vectors, each into the lane of its number.
+inline F max_of_each(const F (&v)[kLanes]) {
+  alignas(64) float lanes[kLanes];
+  for (int i = 0; i < kLanes; i++) lanes[i] = max_lanes(v[i]);
+  return load(lanes);
+}
+inline I sum_of_each(const I (&v)[kLanes]) {
+  alignas(64) int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; i++) lanes[i] = int_sum_lanes(v[i]);
+  return int_load(lanes);
 }

@@ -98,3 +98,29 @@ inline float max_lanes(F v) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+
+// Joins the lanes of 16 vectors, each into the lane of its number. `join` takes two vectors, lane by lane.
+template <class Join>
+inline __m512 join_each(const __m512 (&v)[16], const Join& join) {
+  __m512 fours[4];  // each: four vectors' lanes side by side, four times
+  for (int i = 0; i < 4; i++) {
+    const __m512 *a = v + 4 * i, *b = a + 1, *c = a + 2, *d = a + 3;
+    const __m512d ab = _mm512_castps_pd(join(_mm512_unpacklo_ps(*a, *b), _mm512_unpackhi_ps(*a, *b)));
+    const __m512d cd = _mm512_castps_pd(join(_mm512_unpacklo_ps(*c, *d), _mm512_unpackhi_ps(*c, *d)));
+    fours[i] = join(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  }
+  const auto halve = [&](__m512 a, __m512 b) {
+    return join(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return halve(halve(fours[0], fours[1]), halve(fours[2], fours[3]));
+}
+inline F max_of_each(const F (&v)[16]) {
+  return join_each(v, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+}
+inline I sum_of_each(const I (&v)[16]) {
+  F lanes[16];
+  for (int i = 0; i < 16; i++) lanes[i] = _mm512_castsi512_ps(v[i]);
+  return _mm512_castps_si512(join_each(lanes, [](__m512 a, __m512 b) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }));
+}

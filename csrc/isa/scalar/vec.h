@@ -53,6 +53,7 @@ inline I int_splat(int32_t x) { LANES(I, x); }
 inline I int_add(const I& a, const I& b) { LANES(I, a.v[i] + b.v[i]); }
 inline I int_sub(const I& a, const I& b) { LANES(I, a.v[i] - b.v[i]); }
 inline I int_shift_left_8(const I& a) { LANES(I, a.v[i] * 256); }
+inline I int_load(const int32_t* p) { LANES(I, p[i]); }
 inline void int_store(int32_t* p, const I& v) {
   for (int i = 0; i < kLanes; i++) p[i] = v.v[i];
 }
@@ -153,4 +154,16 @@ inline float max_lanes(F v) {
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; i++) v.v[i] = v.v[i] > v.v[i + width] ? v.v[i] : v.v[i + width];
   return v.v[0];
+}
+
+// Joins the lanes of 16 vectors, each into the lane of its number.
+inline F max_of_each(const F (&v)[kLanes]) {
+  alignas(64) float lanes[kLanes];
+  for (int i = 0; i < kLanes; i++) lanes[i] = max_lanes(v[i]);
+  return load(lanes);
+}
+inline I sum_of_each(const I (&v)[kLanes]) {
+  alignas(64) int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; i++) lanes[i] = int_sum_lanes(v[i]);
+  return int_load(lanes);
 }
