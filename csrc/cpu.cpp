@@ -21,7 +21,7 @@ uint64_t enabled_state() {  // XCR0: register states that the operating system s
 }
 
 struct Features {
-  bool avx2 = false, avx512 = false, amx = false;
+  bool avx2 = false, avxvnni = false, avx512 = false, amx = false;
 };
 
 Features detect() {
@@ -40,6 +40,7 @@ Features detect() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     features.amx = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) features.avxvnni = features.avx2 && (a & 1u << 4);
   return features;
 }
 
@@ -52,6 +53,7 @@ std::vector<const KernelTable*> available_kernels() {
 #if defined(__x86_64__)
   const Features features = detect();
   if (features.avx2) tables.push_back(avx2_kernels());
+  if (features.avxvnni) tables.push_back(avxvnni_kernels());
   // The emulated tiles are slower than AVX-512 alone, so they are never the best.
   if (features.avx512) tables.insert(tables.end(), {amx_emulated_kernels(), avx512_kernels()});
   if (features.amx) tables.push_back(amx_kernels());

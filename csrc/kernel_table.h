@@ -179,6 +179,7 @@ struct KernelTable {
 const KernelTable* scalar_kernels();
 #if defined(__x86_64__)
 const KernelTable* avx2_kernels();
+const KernelTable* avxvnni_kernels();
 const KernelTable* avx512_kernels();
 const KernelTable* amx_kernels();
 const KernelTable* amx_emulated_kernels();  // the same source over tiles in software

@@ -1,7 +1,7 @@
 // Kernels over a 16-lane vector type, compiled once per ISA. The including file defines, in an anonymous namespace:
 //   F (16 floats), I (16 int32), W (64 bytes), Word (4 bytes in every lane), NibbleSum (a group's sums of 4-bit products)
-//   and the operations used below; what fits into its registers: kRowTile (rows of a bf16 product), kIntRowTile and
-//   kIntBlocks (rows and 16-blocks of integer products), kWideQueries. Order of float operations is fixed here and
+//   and the operations used below; what fits into its registers: kRowTile (rows of a bf16 product), kIntRowTile,
+//   kTwoTermRowTile and kIntBlocks (rows, rows of two terms and 16-blocks of integer products), kWideQueries. Order of float operations is fixed here and
 //   nowhere else: this is what makes all tiers agree bit for bit.
 //
 // `linear` and `attention` are the ISA file's own: linear_generic and attention_generic, or what gives the same bits.
@@ -340,6 +340,7 @@ inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
 inline void linear_generic(const LinearArgs& args, int32_t begin, int32_t end) {
   // Few rows are bound by memory, which gives most to one stream.
   if (args.weight.kind == WeightKind::kBf16 || args.rows <= kRowTile) return linear_generic<kRowTile, 1>(args, begin, end);
+  if (args.kind == ActivationKind::kInt16) return linear_generic<kTwoTermRowTile, kIntBlocks>(args, begin, end);
   linear_generic<kIntRowTile, kIntBlocks>(args, begin, end);
 }
 

@@ -209,7 +209,7 @@ class Options:
         commands=_CPU,
     )
     isa: str | None = _option(
-        Choice("scalar", "avx2", "avx512", "amx", "amx-emulated"),
+        Choice("scalar", "avx2", "avxvnni", "avx512", "amx", "amx-emulated"),
         None,
         Group.ENGINE,
         "force a tier of kernels; refused at start if this CPU or this build lacks it; amx-emulated, the AMX tier over "

@@ -96,7 +96,7 @@ def test_tier_of_kernels_that_there_is_not(model: Path) -> None:
     assert "INTERLINGUA_ISA" in refused(run("serve", str(model), "--port", "0", INTERLINGUA_ISA="sse"))
     from interlingua.engine.native._native import kernel_names
 
-    for tier in {"scalar", "avx2", "avx512", "amx", "amx-emulated"} - set(kernel_names()):
+    for tier in {"scalar", "avx2", "avxvnni", "avx512", "amx", "amx-emulated"} - set(kernel_names()):
         for line in (line_of(model, "--isa", tier), refused(run("info", "--isa", tier))):
             assert line.startswith("--isa: ") and tier in line
         line = refused(run("serve", str(model), "--port", "0", INTERLINGUA_ISA=tier))

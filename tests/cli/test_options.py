@@ -157,7 +157,7 @@ def test_every_default_is_a_good_value() -> None:
         ),
         (
             {"INTERLINGUA_ISA": "sse"},
-            "INTERLINGUA_ISA must be one of scalar, avx2, avx512, amx, amx-emulated, got 'sse'",
+            "INTERLINGUA_ISA must be one of scalar, avx2, avxvnni, avx512, amx, amx-emulated, got 'sse'",
         ),
     ],
 )

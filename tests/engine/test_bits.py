@@ -12,6 +12,7 @@ from tiny_models import VARIANTS, TinyModel, write_tiny_model
 
 from interlingua.engine.native._native import KV_BLOCK, kernel_names
 from interlingua.engine.native.load import LoadedModel
+from interlingua.engine.native.tiers import EMULATED
 from interlingua.hub.files import ModelFiles
 
 LENGTH = 300  # crosses a boundary of KV blocks and of attention's blocks of 256
@@ -92,13 +93,11 @@ def test_tiers_and_threads(
     assert np.array_equal(one, expected[count - 1 : count])
 
 
-@pytest.mark.parametrize("tier", ["avx2", "avx512"])
+@pytest.mark.parametrize("tier", [name for name in kernel_names() if name not in ("scalar", EMULATED)])
 def test_every_number_of_rows(
     demo_files: ModelFiles, numerics: dict[str, str], alone: tuple[list[int], F32], tier: str
 ) -> None:
     """Kernels take rows and blocks in passes of many sizes, threads in parts: each size gives the bits of any other."""
-    if tier not in kernel_names():
-        pytest.skip(f"this machine has no {tier}")
     ids, expected = alone
     runner = Runner(load(demo_files, isa=tier, threads=3, **numerics))
     blocks = runner.blocks(LENGTH)

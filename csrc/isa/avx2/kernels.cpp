@@ -5,10 +5,12 @@
 namespace interlingua {
 namespace {
 
-constexpr int kRowTile = 2, kIntRowTile = 4, kIntBlocks = 1;
+constexpr int kRowTile = 2, kIntRowTile = 4, kTwoTermRowTile = 2, kIntBlocks = 1;
 constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lanes at once
 
 #include "isa/avx2/vec.h"
+
+#include "isa/avx2/products.h"
 
 #include "generic/kernels.inl"
 

@@ -5,7 +5,7 @@
 namespace interlingua {
 namespace {
 
-constexpr int kRowTile = 8, kIntRowTile = 6, kIntBlocks = 2;
+constexpr int kRowTile = 8, kIntRowTile = 6, kTwoTermRowTile = 6, kIntBlocks = 2;
 constexpr int kWideQueries = 6;  // up to so many queries take two blocks of lanes at once
 
 #include "isa/avx512/vec.h"

@@ -5,7 +5,7 @@
 namespace interlingua {
 namespace {
 
-constexpr int kRowTile = 4, kIntRowTile = 4, kIntBlocks = 1;
+constexpr int kRowTile = 4, kIntRowTile = 4, kTwoTermRowTile = 4, kIntBlocks = 1;
 constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lanes at once
 
 #include "isa/scalar/vec.h"

@@ -1,0 +1,29 @@
+// AVX2 with VPDPBUSD on its registers: client CPUs without AVX-512.
+#include "kernel_table.h"
+
+#include <immintrin.h>
+
+namespace interlingua {
+namespace {
+
+constexpr int kRowTile = 2, kIntRowTile = 4, kTwoTermRowTile = 3, kIntBlocks = 1;
+constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lanes at once
+
+#include "isa/avx2/vec.h"
+
+#include "isa/avxvnni/products.h"
+
+#include "generic/kernels.inl"
+
+void linear(const LinearArgs& args, int32_t begin, int32_t end) { linear_generic(args, begin, end); }
+void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
+  attention_generic(args, kv_head, begin, end);
+}
+
+constexpr KernelTable kTable{"avxvnni", linear, prepare, attention, attention_merge, rope, store_kv, vocab_stats, exp_scaled};
+
+}  // namespace
+
+const KernelTable* avxvnni_kernels() { return &kTable; }
+
+}  // namespace interlingua
