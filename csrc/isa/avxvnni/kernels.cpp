@@ -20,7 +20,7 @@ void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_
   attention_generic(args, kv_head, begin, end);
 }
 
-constexpr KernelTable kTable{"avxvnni", linear, prepare, attention, attention_merge, rope, store_kv, vocab_stats, exp_scaled};
+constexpr KernelTable kTable{"avxvnni", linear, prepare, prepare_tile, attention, attention_merge, rope, store_kv, vocab_stats, exp_scaled};
 
 }  // namespace
 
