@@ -565,7 +565,7 @@ void Model::run_linear(int activations, const PackedWeight& weight, int32_t rows
 // the units nonetheless; on several nodes, where a weight lies by its outputs, there is one.
 int32_t Model::row_parts(WeightKind kind, int32_t rows) const {
   const int32_t threads = pool_.size(), most = rows / kernels_->part_rows[size_t(kind)];
-  if (threads == 1 || !pool_.one_node() || most < 2) return 1;
+  if (!pool_.one_node() || most < 2) return 1;
   return most < threads ? most : threads * ((rows + threads * kMostPartRows - 1) / (threads * kMostPartRows));
 }
 
