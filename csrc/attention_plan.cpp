@@ -9,6 +9,7 @@ namespace {
 
 constexpr int32_t kTaskQueries = 48;  // a multiple of every kernel's tile of queries
 constexpr int32_t kTileQueries = 6;   // of the vector kernels: so many share one reading of KV
+constexpr int32_t kMostTile = 16;     // of any kernel
 constexpr int32_t kFewQueries = 48;   // a sequence with more has work for all threads without being spread or shared
 constexpr int64_t kLeastShare = 512;  // positions read: less is not worth a task of its own
 constexpr size_t kMostParts = size_t(16) << 20;  // floats, 64 MiB: beyond them queries keep to one pass
@@ -41,6 +42,15 @@ int64_t reads(const AttentionTask& task) {
 // Pieces of a task's blocks, each two at the least and worth about a share.
 int32_t piece_count(const AttentionTask& task, int64_t share) {
   return int32_t(std::max<int64_t>(1, std::min<int64_t>((task.block_end - task.block_begin) / 2, reads(task) / share)));
+}
+
+// Queries of a task. Where as many as can be are worth more than a share: half of them all, in whole tiles of the vector
+// kernels, or (of more than a task's) a tile of any kernel.
+int32_t task_queries(AttentionTask task, int64_t share) {
+  const int32_t queries = task.end, tiles = (queries + kTileQueries - 1) / kTileQueries;
+  task.end = std::min(queries, kTaskQueries);
+  if (reads(task) <= share) return kTaskQueries;
+  return queries <= kTaskQueries ? (tiles + 1) / 2 * kTileQueries : kMostTile;
 }
 
 }  // namespace
@@ -101,7 +111,8 @@ void AttentionPlan::add_sequence(const StepInput& input, const Shape& shape, int
   AttentionTask task{sequence, 0, size_t(first), 0, (end - first) * shape.heads_per_kv, shared, blocks, false};
   const size_t floats = part_floats(input, shape, sequence);
   const bool spread = shared > 0 || (task.end <= kFewQueries && floats <= room_);
-  const int32_t pieces = spread ? piece_count(task, share) : 1;
+  const int32_t size = shared > 0 ? kTaskQueries : task_queries(task, share);
+  const int32_t pieces = spread ? piece_count({sequence, 0, 0, 0, std::min(task.end, size), shared, blocks, false}, share) : 1;
   task.parts = shared > 0 || pieces > 1;
   if (task.parts && !shared) room_ -= floats;  // groups have theirs
   for (int32_t r = first; task.parts && r < end; r++) {
@@ -110,7 +121,7 @@ void AttentionPlan::add_sequence(const StepInput& input, const Shape& shape, int
     part_floats_ += floats / size_t(end - first);
   }
   for (task.kv_head = 0; task.kv_head < shape.kv_heads; task.kv_head++) {
-    cut(task, pieces);
+    cut(task, size, pieces);
     if (task.parts) merges_.push_back(task);
   }
 }
@@ -123,13 +134,13 @@ void AttentionPlan::add_group(const StepInput& input, const Shape& shape, size_t
   const int32_t sequence = candidates_[begin].second, queries = int32_t(rows_.size() - rows) * shape.heads_per_kv;
   AttentionTask task{sequence, 0, rows, 0, queries, 0, shared_[size_t(sequence)], true};
   const int32_t pieces = piece_count({sequence, 0, rows, 0, std::min(queries, kTaskQueries), 0, task.block_end, true}, share);
-  for (task.kv_head = 0; task.kv_head < shape.kv_heads; task.kv_head++) cut(task, pieces);
+  for (task.kv_head = 0; task.kv_head < shape.kv_heads; task.kv_head++) cut(task, kTaskQueries, pieces);
 }
 
-void AttentionPlan::cut(AttentionTask task, int32_t pieces) {
+void AttentionPlan::cut(AttentionTask task, int32_t size, int32_t pieces) {
   const int32_t queries = task.end, begin = task.block_begin, blocks = task.block_end - task.block_begin;
-  for (task.begin = 0; task.begin < queries; task.begin += kTaskQueries) {
-    task.end = std::min(queries, task.begin + kTaskQueries);
+  for (task.begin = 0; task.begin < queries; task.begin += size) {
+    task.end = std::min(queries, task.begin + size);
     for (int32_t p = 0; p < pieces; p++) {
       task.block_begin = begin + blocks * p / pieces;
       task.block_end = begin + blocks * (p + 1) / pieces;

@@ -30,7 +30,7 @@ class AttentionPlan {
   };
 
   // Plans a step for `threads` threads:
-  // - a sequence's queries go in pieces of a multiple of every kernel's tile;
+  // - a sequence's queries go in pieces of a multiple of every kernel's tile, small ones where there would be few;
   // - few queries with a long context are spread over it;
   // - sequences that decode from the same KV blocks (one prompt answered several times, a system prompt of many) go
   //   together over those, so that each block is read once for all of them.
@@ -45,7 +45,7 @@ class AttentionPlan {
   void find_groups(const StepInput& input, const Shape& shape);
   void add_sequence(const StepInput& input, const Shape& shape, int32_t sequence, int64_t share);
   void add_group(const StepInput& input, const Shape& shape, size_t begin, size_t end, int64_t share);
-  void cut(AttentionTask task, int32_t pieces);
+  void cut(AttentionTask task, int32_t size, int32_t pieces);  // `size` queries, one of so many pieces of the blocks
 
   std::vector<AttentionTask> tasks_, merges_;
   std::vector<AttentionRow> rows_;                        // the batch's, then those of each group

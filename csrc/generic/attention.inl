@@ -365,8 +365,8 @@ APART void softmax(const KvSpan& span, int r, const Query* query, const float* f
   form.set_weights(r, span, scores, peak);
 }
 
-// Queries begin .. begin + R. `kAhead` asks for KV before it is needed: for few queries, which wait for memory; many find it
-// in the cache.
+// Queries begin .. begin + R. `kAhead` asks for KV before it is needed: the first tile may wait for memory, and the others find
+// in the cache what it read.
 template <template <int> class Form, int R, bool kAhead>
 inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t begin) {
   constexpr int B = Form<R>::B, N = R <= 8 ? R : 8;
@@ -442,23 +442,27 @@ void attention_merge(const AttentionArgs& args, int32_t kv_head, int32_t begin, 
 }
 
 template <template <int> class Form, bool kAhead>
-inline void attention_rest(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t count) {
+inline void attention_count(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t count) {
+  static_assert(kQueryTile == 6, "a case for each");
   switch (count) {
+    case 6: attention_tile<Form, 6, kAhead>(args, kv_head, begin); break;
     case 5: attention_tile<Form, 5, kAhead>(args, kv_head, begin); break;
     case 4: attention_tile<Form, 4, kAhead>(args, kv_head, begin); break;
     case 3: attention_tile<Form, 3, kAhead>(args, kv_head, begin); break;
     case 2: attention_tile<Form, 2, kAhead>(args, kv_head, begin); break;
     case 1: attention_tile<Form, 1, kAhead>(args, kv_head, begin); break;
-    default: break;
   }
 }
 
+// As few tiles as there can be, and these of one size: a last one of a query or two would make too few chains.
 template <template <int> class Form>
 inline void attention_form(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
-  if (end - begin < kQueryTile) return attention_rest<Form, true>(args, kv_head, begin, end - begin);
-  int32_t i = begin;
-  for (; i + kQueryTile <= end; i += kQueryTile) attention_tile<Form, kQueryTile, false>(args, kv_head, i);
-  attention_rest<Form, false>(args, kv_head, i, end - i);
+  const int32_t count = end - begin, tiles = (count + kQueryTile - 1) / kQueryTile;
+  for (int32_t t = 0; t < tiles; t++) {
+    const int32_t first = count * t / tiles, queries = count * (t + 1) / tiles - first;
+    t == 0 ? attention_count<Form, true>(args, kv_head, begin + first, queries)
+           : attention_count<Form, false>(args, kv_head, begin + first, queries);
+  }
 }
 
 inline void attention_generic(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {

@@ -148,7 +148,7 @@ def test_parts_of_groups_and_of_spread_contexts_have_one_bound(tmp_path: Path, m
     folder = write_tiny_model("long", tmp_path)
     ids, first = random_ids(9, rows, 90), context - rows
     results, merged = [], []
-    for threads in (1, 16):
+    for threads in (1, 32):
         runner = Runner(load_folder(folder, threads=threads))
         (common,), shared = runner.blocks(1), runner.blocks(1)
         # What lies before is one block of zeros, over and over.
