@@ -1,6 +1,6 @@
 // Kernels over a 16-lane vector type, compiled once per ISA. The including file defines, in an anonymous namespace:
-//   F (16 floats), I (16 int32), W (64 bytes), Word (4 bytes in every lane), NibbleSum (a group's sums of 4-bit products)
-//   and the operations used below; what fits into its registers: kRowTile (rows of a bf16 product), kIntRowTile,
+//   F (16 floats), I (16 int32), W (64 bytes), Word (4 bytes in every lane) and the operations used below; how it sums the
+//   products of a group (sums.inl); what fits into its registers: kRowTile (rows of a bf16 product), kIntRowTile,
 //   kTwoTermRowTile and kIntBlocks (rows, rows of two terms and 16-blocks of integer products), kWideQueries. Order of float operations is fixed here and
 //   nowhere else: this is what makes all tiers agree bit for bit.
 //
@@ -129,7 +129,8 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
   for (int32_t g = 0; g < groups; g++) {
-    NibbleSum c[B][R] = {}, e[B][R] = {};
+    const GroupInputs<R, kTwoTerms, 4> inputs{high, low};
+    GroupSum<kTwoTerms, 4> sums[B][R];
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++) {
       ahead.next_quants<B>(next_block);
@@ -140,20 +141,12 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
         hi[b] = high_nibbles(w);
       }
       for (int r = 0; r < R; r++) {
-        const Word first = load_word<B>(high + r * kGroup + 4 * v);
-        for (int b = 0; b < B; b++) c[b][r] = dot_nibbles(c[b][r], lo[b], first);
-        if (kTwoTerms) {
-          const Word second = load_word<B>(low + r * kGroup + 4 * v);
-          for (int b = 0; b < B; b++) e[b][r] = dot_nibbles(e[b][r], lo[b], second);
-        }
+        const auto word = inputs.template word<B>(r, 4 * v);
+        for (int b = 0; b < B; b++) sums[b][r].take(lo[b], word);
       }
       for (int r = 0; r < R; r++) {
-        const Word first = load_word<B>(high + r * kGroup + 16 + 4 * v);
-        for (int b = 0; b < B; b++) c[b][r] = dot_nibbles(c[b][r], hi[b], first);
-        if (kTwoTerms) {
-          const Word second = load_word<B>(low + r * kGroup + 16 + 4 * v);
-          for (int b = 0; b < B; b++) e[b][r] = dot_nibbles(e[b][r], hi[b], second);
-        }
+        const auto word = inputs.template word<B>(r, 16 + 4 * v);
+        for (int b = 0; b < B; b++) sums[b][r].take(hi[b], word);
       }
     }
     ahead.next_group<B>(g, next_block, next_scales);
@@ -164,11 +157,8 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
       m[b] = load_half(half + kLanes);
     }
     for (int r = 0; r < R; r++)
-      for (int b = 0; b < B; b++) {
-        I dot = total(c[b][r]);
-        if (kTwoTerms) dot = int_add(int_shift_left_8(dot), total(e[b][r]));
-        acc[b][r] = int4_group(acc[b][r], dot, d[b], m[b], scale[r], sum[r]);
-      }
+      for (int b = 0; b < B; b++)
+        acc[b][r] = int4_group(acc[b][r], sums[b][r].total(), d[b], m[b], scale[r], sum[r]);
     q += 256;
     s += 64;
     high += kTileRows * kGroup;
@@ -197,21 +187,16 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
   for (int32_t g = 0; g < groups; g++) {
-    I c[B][R], e[B][R];
-    for (int b = 0; b < B; b++)
-      for (int r = 0; r < R; r++) c[b][r] = e[b][r] = int_splat(0);
+    const GroupInputs<R, kTwoTerms, 8> inputs{high, low};
+    GroupSum<kTwoTerms, 8> sums[B][R];
 #pragma GCC unroll 8
     for (int v = 0; v < 8; v++) {
       ahead.next_quants<B>(next_block);
       W w[B];
       for (int b = 0; b < B; b++) w[b] = load_bytes(q + b * next_block + 64 * v);
       for (int r = 0; r < R; r++) {
-        const Word first = load_word<B>(high + r * kGroup + 4 * v);
-        for (int b = 0; b < B; b++) c[b][r] = dot_word(c[b][r], w[b], first);
-        if (kTwoTerms) {
-          const Word second = load_word<B>(low + r * kGroup + 4 * v);
-          for (int b = 0; b < B; b++) e[b][r] = dot_word(e[b][r], w[b], second);
-        }
+        const auto word = inputs.template word<B>(r, 4 * v);
+        for (int b = 0; b < B; b++) sums[b][r].take(w[b], word);
       }
     }
     ahead.next_group<B>(g, next_block, next_scales);
@@ -219,8 +204,7 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
     for (int b = 0; b < B; b++) d[b] = load_half(reinterpret_cast<const uint16_t*>(s + b * next_scales));
     for (int r = 0; r < R; r++)
       for (int b = 0; b < B; b++) {
-        I dot = kTwoTerms ? int_add(int_shift_left_8(c[b][r]), e[b][r]) : c[b][r];
-        dot = int_sub(dot, int_splat(128 * int_sum[r]));  // weights are stored plus 128
+        const I dot = int_sub(sums[b][r].total(), int_splat(128 * int_sum[r]));  // weights are stored plus 128
         acc[b][r] = int8_group(acc[b][r], dot, d[b], scale[r]);
       }
     q += 512;

@@ -18,6 +18,8 @@ constexpr int kWideQueries = 6;  // up to so many queries take two blocks of lan
 
 #include "isa/avx512/vec.h"
 
+#include "generic/sums.inl"
+
 #include "generic/kernels.inl"
 
 #include "isa/amx/tiles.h"

@@ -5,12 +5,16 @@
 namespace interlingua {
 namespace {
 
-constexpr int kRowTile = 2, kIntRowTile = 4, kTwoTermRowTile = 2, kIntBlocks = 1;
+constexpr int kRowTile = 2, kIntRowTile = 4, kTwoTermRowTile = 3, kIntBlocks = 1;
 constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lanes at once
 
 #include "isa/avx2/vec.h"
 
-#include "isa/avx2/products.h"
+#include "isa/avx2/dot.h"
+
+#include "generic/sums.inl"
+
+#include "isa/avx2/sums.h"
 
 #include "generic/kernels.inl"
 

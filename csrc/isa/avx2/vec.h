@@ -1,5 +1,5 @@
-// 16 lanes in two 256-bit registers, for all tiers of such: integer products are in products.h, a tier's own. Included
-// inside an anonymous namespace, after <immintrin.h>.
+// 16 lanes in two 256-bit registers, for all tiers of such: integer products are a tier's own (dot.h). Included inside
+// an anonymous namespace, after <immintrin.h>.
 
 struct F {
   __m256 lo, hi;

@@ -78,11 +78,6 @@ inline I dot_word(I acc, W w, Word a) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
   return acc;
 }
-// sums over a group of nibbles times bytes
-using NibbleSum = I;
-inline NibbleSum dot_nibbles(NibbleSum acc, W w, Word a) { return dot_word(acc, w, a); }
-inline I total(NibbleSum sum) { return sum; }
-inline I dot_u8s8(I acc, W w, const int8_t* a) { return dot_word(acc, w, load_word<1>(a)); }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 // Lanes are joined in halves: i with i + 8, then i + 4, i + 2, i + 1.

@@ -11,7 +11,9 @@ constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lan
 
 #include "isa/avx2/vec.h"
 
-#include "isa/avxvnni/products.h"
+#include "isa/avxvnni/dot.h"
+
+#include "generic/sums.inl"
 
 #include "generic/kernels.inl"
 

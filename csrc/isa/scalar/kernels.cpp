@@ -10,6 +10,8 @@ constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lan
 
 #include "isa/scalar/vec.h"
 
+#include "generic/sums.inl"
+
 #include "generic/kernels.inl"
 
 void linear(const LinearArgs& args, int32_t begin, int32_t end) { linear_generic(args, begin, end); }

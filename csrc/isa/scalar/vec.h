@@ -135,11 +135,6 @@ inline Word load_word(const int8_t* a) {
 inline I dot_word(const I& acc, const W& w, Word a) {
   LANES(I, acc.v[i] + w.v[4 * i] * a[0] + w.v[4 * i + 1] * a[1] + w.v[4 * i + 2] * a[2] + w.v[4 * i + 3] * a[3]);
 }
-// sums over a group of nibbles times bytes
-using NibbleSum = I;
-inline NibbleSum dot_nibbles(const NibbleSum& acc, const W& w, Word a) { return dot_word(acc, w, a); }
-inline I total(const NibbleSum& sum) { return sum; }
-inline I dot_u8s8(const I& acc, const W& w, const int8_t* a) { return dot_word(acc, w, a); }
 inline void prefetch(const void*) {}
 
 #undef LANES
