@@ -1,5 +1,5 @@
-// Exact sums of products over a group of inputs, for R rows and weights of kBits. Included after a tier's vector type; a tier
-// that multiplies otherwise than four bytes at a time specialises them.
+// Exact sums of products over a group of inputs, for R rows and weights of kBits. Included after a tier's vector type. A
+// tier that multiplies otherwise than four bytes at a time specialises them.
 
 template <int kBits>
 struct TermSum {
