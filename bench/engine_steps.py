@@ -59,11 +59,12 @@ def main() -> None:
         max_batch_tokens=2048,
     )
     loaded = load_model(resolve(args.model), options)
-    blocks = -(-2048 // KV_BLOCK)
     cases = [(f"decode {n} rows at 200", [(200, 1)] * n) for n in (1, 2, 4, 8, 16, 32, 64, 128)]
     cases += [(f"prefill {n}", [(0, n)]) for n in (16, 128, 512, 2048)]
     for name, sequences in cases:
-        tables = (np.arange(len(sequences) * blocks, dtype=np.int32) % loaded.kv_blocks).reshape(-1, blocks)
+        blocks = -(-sum(sequences[0]) // KV_BLOCK)  # no more: sequences that share blocks would be read once
+        assert len(sequences) * blocks <= loaded.kv_blocks
+        tables = np.arange(len(sequences) * blocks, dtype=np.int32).reshape(-1, blocks)
         fill(loaded, sequences, tables)
         loaded.model.set_profiling(True)
         times = sorted(run_step(loaded, sequences, tables) for _ in range(args.repeat))
