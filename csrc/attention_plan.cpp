@@ -79,7 +79,10 @@ void AttentionPlan::make(const StepInput& input, const Shape& shape, int threads
     while (end < candidates_.size() && candidates_[end].first == candidates_[begin].first) end++;
     if (shared_[size_t(candidates_[begin].second)]) add_group(input, shape, begin, end, share);
   }
-  if (parts_.size() < part_floats_) parts_.resize(part_floats_);
+  if (parts_.size() < part_floats_) {
+    parts_.clear();  // nothing to keep
+    parts_.resize(part_floats_);
+  }
 }
 
 // Sequences whose tables begin with the same KV block, and how many whole attention blocks all of a group have in common.

@@ -15,7 +15,7 @@
 namespace interlingua {
 namespace {
 
-constexpr int32_t kMostPartRows = 256;  // rows whose inputs fit into a core's cache
+constexpr int32_t kMostPartRows = 256;  // rows whose inputs fit into a core's cache, of layers of some 2,000
 constexpr int32_t kLogitChunk = 32;  // rows of logits held at once
 // Between rows of logits: at a distance of a power of two all rows' lines would fall into the same sets of the caches.
 constexpr int32_t kLogitGap = 272;
@@ -124,8 +124,9 @@ void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* so
         float low = plain_value(format, source, g * kGroup), high = low;
         for (int i = 1; i < kGroup; i++) {
           const float x = plain_value(format, source, g * kGroup + i);
-          low = std::min(low, x);
-          high = std::max(high, x);
+          if (!(x >= low)) low = x;  // NaN stays, and what is multiplied with it is NaN
+          if (!(x <= high)) high = x;
+          if (std::isnan(low)) break;
         }
         d = float_to_half((high - low) / 15.0f);
         m = float_to_half(low);
@@ -148,7 +149,11 @@ void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* so
         for (int i = 0; i < kGroup; i++) q[i] = uint8_t(int8_t(p[2 + i]) + 128);
       } else {
         float peak = 0.0f;
-        for (int i = 0; i < kGroup; i++) peak = std::max(peak, std::fabs(plain_value(format, source, g * kGroup + i)));
+        for (int i = 0; i < kGroup; i++) {
+          const float x = std::fabs(plain_value(format, source, g * kGroup + i));
+          if (!(x <= peak)) peak = x;  // NaN stays, and what is multiplied with it is NaN
+          if (std::isnan(peak)) break;
+        }
         d = float_to_half(peak / 127.0f);
         const float step = half_to_float(d);
         for (int i = 0; i < kGroup; i++) {
@@ -374,6 +379,7 @@ int Model::op_linear(int activations, int weight, int out, Epilogue epilogue, in
   if (w.kind == WeightKind::kBf16 ? !in.bf16 : !in.integer) throw std::invalid_argument("linear: inputs lack the needed form");
   if (buffers_.at(size_t(out)).width < column + (epilogue == Epilogue::kSiluGate ? w.n / 2 : w.n))
     throw std::invalid_argument("linear: the output is too narrow");
+  if (epilogue == Epilogue::kSiluGate && w.n / kLanes % 2) throw std::invalid_argument("linear: gates and ups come in pairs");
   expect_vector(bias, w.n, "a bias");
   Op op{OpKind::kLinear};
   op.a = activations, op.b = weight, op.c = out, op.d = bias, op.e = column, op.epilogue = epilogue;

@@ -137,8 +137,8 @@ class Model {
   void run_embed(const Op& op, const StepInput& input);
   void run_prepare(const float* in, int64_t stride, int32_t rows, int norm, float eps, int activations,
                    const std::vector<int>& readers);
-  // `op` is the operation's number where adapters may change it, else -1.
   int32_t row_parts(WeightKind kind, int32_t rows) const;
+  // `op` is the operation's number where adapters may change it, else -1.
   void run_linear(int activations, const PackedWeight& weight, int32_t rows, float* out, int64_t stride, Epilogue epilogue,
                   const float* bias, int op);
   void run_rope_store(const Op& op, const StepInput& input);

@@ -177,8 +177,7 @@ ByteMatrix product_of_tiles(const std::string& isa, TileProductKind kind, Matrix
   return {sums, {c.shape(0), c.shape(1)}, owner};
 }
 
-// One KV block of one layer as raw bytes, for tests of bit equality.
-// glibc raises both bounds with use, to 32 and 64 MB for each thread that ever took much. No step allocates that much.
+// glibc raises both bounds with use, to 32 and 64 MB for each thread that ever took much. Hardly a step allocates that much: a plan's parts, once.
 void bound_free_heap(int bytes) {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, bytes);
@@ -192,6 +191,7 @@ void trim_heap() {
 #endif
 }
 
+// One KV block of one layer as raw bytes, for tests of bit equality.
 nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>> kv_block(const Model& model, int32_t layer, int32_t block) {
   expect(layer >= 0 && layer < model.kv_layers() && block >= 0 && block < model.kv_blocks(), "no such KV block");
   return {model.kv_block(layer, block), {model.kv_layer_bytes()}, nb::find(model)};

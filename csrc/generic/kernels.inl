@@ -67,24 +67,24 @@ inline F int4_group(F acc, I dot, F d, F m, float scale, float sum) {
 inline F int8_group(F acc, I dot, F d, float scale) { return fma(to_float(dot), mul(d, splat(scale)), acc); }
 
 // Weights asked for ahead of their use, line by line, beside the products: `quants` and `scales` of one 16-block, the others
-// of the pass lie a block apart. A single pass over the rows asks for what comes kNear groups later, at a block's end in the
-// pass's next blocks; several passes share out the next blocks, which the units would else wait for in the first of them.
+// of the pass lie a block apart. A single pass over the rows, of one block, asks for what comes kNear groups later; several
+// passes share out the next blocks, which the units would else wait for in the first of them.
 struct WeightsAhead {
   static constexpr int32_t kNear = 8, kMostPasses = 8;
   const uint8_t *quants, *scales;
-  int32_t quant_step, scale_step, turn;  // bytes from one to the next; the group after which the next blocks begin
+  int32_t quant_step, scale_step;  // bytes from one to the next
 
-  // `block_bytes`, `scale_bytes`: of a 16-block; `groups`: of inputs; pass `pass` of `passes`, over `blocks` blocks.
+  // `block_bytes`, `scale_bytes`: of a 16-block; `groups`: of inputs; pass `pass` of `passes`, whose rows take `blocks` blocks
+  // before they go on to the next ones.
   WeightsAhead(const uint8_t* q, const uint8_t* s, int64_t block_bytes, int64_t scale_bytes, int32_t groups, int blocks,
                int pass, int passes)
-      : quants(q), scales(s), turn(groups) {
+      : quants(q), scales(s) {
     if (passes == 1) {
       const int32_t near = kNear < groups ? kNear : groups;
       quants += block_bytes / groups * near;
       scales += scale_bytes / groups * near;
       quant_step = 64;
       scale_step = int32_t(scale_bytes / groups);
-      turn = groups - near;
       return;
     }
     const int sharing = passes < kMostPasses ? passes : kMostPasses;
@@ -100,15 +100,17 @@ struct WeightsAhead {
     quants += quant_step;
   }
   template <int B>
-  void next_group(int32_t g, int64_t block_bytes, int64_t scale_bytes) {
+  void next_scales(int64_t scale_bytes) {
     for (int b = 0; b < B; b++) prefetch(scales + b * scale_bytes);
     scales += scale_step;
-    if (g + 1 == turn) {
-      quants += (B - 1) * block_bytes;
-      scales += (B - 1) * scale_bytes;
-    }
   }
 };
+
+// A gate and its up block are multiplied one after the other where they are not together.
+template <int B>
+inline int blocks_at_once(const LinearArgs& args) {
+  return args.epilogue == Epilogue::kSiluGate ? 2 : B;
+}
 
 // Integer layers multiply R rows with B 16-blocks side by side, into tile[b][r][16]: four bytes of a row's inputs are
 // read once for all blocks, and B * R chains of sums hide the latency of the products.
@@ -124,7 +126,7 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
   const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
   const float* scale = args.in.scale + at;
   const float* sum = args.in.sum + at;
-  WeightsAhead ahead(q, s, next_block, next_scales, groups, B, pass, passes);
+  WeightsAhead ahead(q, s, next_block, next_scales, groups, blocks_at_once<B>(args), pass, passes);
   F acc[B][R];
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
@@ -149,7 +151,7 @@ inline void linear_blocks_int4(const LinearArgs& args, int32_t block, int32_t ro
         for (int b = 0; b < B; b++) sums[b][r].take(hi[b], word);
       }
     }
-    ahead.next_group<B>(g, next_block, next_scales);
+    ahead.next_scales<B>(next_scales);
     F d[B], m[B];
     for (int b = 0; b < B; b++) {
       const uint16_t* half = reinterpret_cast<const uint16_t*>(s + b * next_scales);
@@ -182,7 +184,7 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
   const int8_t* low = kTwoTerms ? args.in.low + at * kGroup : nullptr;
   const float* scale = args.in.scale + at;
   const int32_t* int_sum = args.in.int_sum + at;
-  WeightsAhead ahead(q, s, next_block, next_scales, groups, B, pass, passes);
+  WeightsAhead ahead(q, s, next_block, next_scales, groups, blocks_at_once<B>(args), pass, passes);
   F acc[B][R];
   for (int b = 0; b < B; b++)
     for (int r = 0; r < R; r++) acc[b][r] = splat(0.0f);
@@ -199,7 +201,7 @@ inline void linear_blocks_int8(const LinearArgs& args, int32_t block, int32_t ro
         for (int b = 0; b < B; b++) sums[b][r].take(w[b], word);
       }
     }
-    ahead.next_group<B>(g, next_block, next_scales);
+    ahead.next_scales<B>(next_scales);
     F d[B];
     for (int b = 0; b < B; b++) d[b] = load_half(reinterpret_cast<const uint16_t*>(s + b * next_scales));
     for (int r = 0; r < R; r++)
@@ -337,7 +339,10 @@ inline uint32_t round_bf16(float x) {
   return ((u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : rounded) & 0xffff0000u;  // NaN stays NaN
 }
 
-constexpr float kLeastPeak = 1e-30f;  // a group of nothing larger becomes zeros
+// A group's largest magnitude, of which less becomes zeros. Magnitudes are compared as integers, among which NaN is above all
+// others in any order: the group's scale is NaN then, and the row ends with logits that are not finite, whatever the rest of
+// the batch and the tier.
+constexpr float kLeastPeak = 1e-30f;
 
 template <bool kTwoTerms>
 constexpr float kIntRange = kTwoTerms ? 32512.0f : 127.0f;
@@ -358,8 +363,10 @@ template <bool kTwoTerms>
 inline void quantise_group(const float* x, const Activations& out, int64_t at) {
   constexpr float range = kIntRange<kTwoTerms>;
   const F a = load(x), b = load(x + kLanes);
-  const float peak = max_lanes(fmax(absolute(a), absolute(b)));
-  const bool zero = !(peak >= kLeastPeak);
+  const int32_t bits = int_max_lanes(int_max(magnitude_bits(a), magnitude_bits(b)));
+  float peak;
+  __builtin_memcpy(&peak, &bits, 4);
+  const bool zero = peak < kLeastPeak;
   const F inverse = splat(zero ? 0.0f : range / peak);
   const I qa = to_int(mul(a, inverse)), qb = to_int(mul(b, inverse));
   const float scale = zero ? 0.0f : peak / range;
@@ -410,7 +417,7 @@ inline void quantise_rows(const float* x, int64_t stride, int32_t k, const float
   for (int r = 0; norm && r < kTileRows; r++) inverse[r] = inverse_norm(x + r * stride, k, eps);
   for (int32_t g = 0; g < groups; g++, x += kGroup) {
     alignas(64) float values[kTileRows][2][kLanes];
-    F peaks[kTileRows];
+    I peaks[kTileRows];
     for (int r = 0; r < kTileRows; r++) {
       F half[2];
       for (int h = 0; h < 2; h++) {
@@ -418,12 +425,12 @@ inline void quantise_rows(const float* x, int64_t stride, int32_t k, const float
         if (norm) half[h] = mul(mul(half[h], splat(inverse[r])), load(norm + g * kGroup + h * kLanes));
         store(values[r][h], half[h]);
       }
-      peaks[r] = fmax(absolute(half[0]), absolute(half[1]));
+      peaks[r] = int_max(magnitude_bits(half[0]), magnitude_bits(half[1]));
     }
-    const F peak = max_of_each(peaks), range = splat(kIntRange<kTwoTerms>);
-    const F scale = zero_below(peak, kLeastPeak, div(peak, range));
+    const F peak = as_float(max_of_each(peaks)), range = splat(kIntRange<kTwoTerms>);
+    const F scale = zero_if_less(peak, kLeastPeak, div(peak, range));
     alignas(64) float factors[kTileRows];
-    store(factors, zero_below(peak, kLeastPeak, div(range, peak)));
+    store(factors, zero_if_less(peak, kLeastPeak, div(range, peak)));
     const int64_t at = Activations::at(row, g, groups);
     I sums[kTileRows];
     for (int r = 0; r < kTileRows; r++) {

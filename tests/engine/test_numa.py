@@ -97,7 +97,7 @@ def test_this_machine() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (2,), (1, 1), (3, 1), (1, 1, 1, 1), (5, 2, 1)])
-@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 9, 20])
 def test_every_task_runs_once(sizes: tuple[int, ...], threads: int) -> None:
     pool = ThreadPool(threads, nodes_of(*sizes))
     for count in (0, 1, 2, 3, 7, 100):
@@ -114,9 +114,10 @@ def test_every_task_runs_once(sizes: tuple[int, ...], threads: int) -> None:
             assert workers <= set(range(threads))
 
 
-def test_own_share_first() -> None:
-    """Two nodes of one thread each: the first task that a thread takes is the first of its own share."""
-    pool = ThreadPool(2, nodes_of(1, 1))
+@pytest.mark.parametrize("sizes", [(), (1, 1)])
+def test_own_share_first(sizes: tuple[int, ...]) -> None:
+    """Two threads, on one node or on two: the first task that each takes is the first of its own share."""
+    pool = ThreadPool(2, nodes_of(*sizes))
     took: dict[int, list[int]] = {0: [], 1: []}
     both = threading.Barrier(2)
 
@@ -129,10 +130,11 @@ def test_own_share_first() -> None:
     assert (took[0][0], took[1][0]) == (0, 5)
 
 
+@pytest.mark.parametrize("sizes", [(), (1, 1)])
 @pytest.mark.parametrize("stuck", [0, 1])
-def test_helps_the_other_node(stuck: int) -> None:
-    """One of two threads stays in its first task until all others are done: the other does them, on both nodes."""
-    pool = ThreadPool(2, nodes_of(1, 1))
+def test_helps_the_other(stuck: int, sizes: tuple[int, ...]) -> None:
+    """One of two threads stays in its first task until all others are done: the other does them, of both shares."""
+    pool = ThreadPool(2, nodes_of(*sizes))
     by: dict[int, int] = {}
     begun, rest = threading.Event(), threading.Event()
 

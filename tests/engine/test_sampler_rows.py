@@ -135,7 +135,8 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return from_folder(folder, "poisoned")
 
 
-async def test_a_row_without_finite_logits_ends_alone(tiny: ModelFiles, poisoned: ModelFiles) -> None:
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+async def test_a_row_without_finite_logits_ends_alone(tiny: ModelFiles, poisoned: ModelFiles, quantize: str) -> None:
     def healthy(number: int) -> PreparedRequest:
         """A request that never meets the poisoned token."""
         request = make_request(number, 12, 16, logprobs=number % 2 == 0, stops=False)
@@ -150,9 +151,9 @@ async def test_a_row_without_finite_logits_ends_alone(tiny: ModelFiles, poisoned
         replace(plain, prompt_ids=(POISONED,), sampling=SamplingParams()),
     ]
     late = replace(plain, sampling=SamplingParams(logit_bias=((POISONED, 1e4),)))
-    async with Running(tiny) as engine:
+    async with Running(tiny, quantize=quantize) as engine:
         alone = [essence(await collect(engine, request)) for request in good]
-    async with Running(poisoned) as engine:
+    async with Running(poisoned, quantize=quantize) as engine:
         answers = await asyncio.wait_for(
             asyncio.gather(*(collect(engine, request) for request in [*good, *bad, late])), 60
         )

@@ -49,6 +49,23 @@ inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(
 inline I int_splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline I int_add(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline I int_sub(I a, I b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline I int_max(I a, I b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
+inline int32_t int_max_lanes(I a) {
+  const __m256i both = _mm256_max_epi32(a.lo, a.hi);
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+inline I magnitude_bits(F a) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  return {_mm256_and_si256(_mm256_castps_si256(a.lo), mask), _mm256_and_si256(_mm256_castps_si256(a.hi), mask)};
+}
+inline F as_float(I bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
+// 0 where x < limit, else y; NaN is not less
+inline F zero_if_less(F x, float limit, F y) {
+  const __m256 l = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(_mm256_cmp_ps(x.lo, l, _CMP_NLT_UQ), y.lo), _mm256_and_ps(_mm256_cmp_ps(x.hi, l, _CMP_NLT_UQ), y.hi)};
+}
 inline I int_shift_left_8(I a) { return {_mm256_slli_epi32(a.lo, 8), _mm256_slli_epi32(a.hi, 8)}; }
 inline I int_load(const int32_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
@@ -136,10 +153,10 @@ inline float max_lanes(F v) {
 }
 
 // Joins the lanes of 16 vectors, each into the lane of its number.
-inline F max_of_each(const F (&v)[kLanes]) {
-  alignas(64) float lanes[kLanes];
-  for (int i = 0; i < kLanes; i++) lanes[i] = max_lanes(v[i]);
-  return load(lanes);
+inline I max_of_each(const I (&v)[kLanes]) {
+  alignas(64) int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; i++) lanes[i] = int_max_lanes(v[i]);
+  return int_load(lanes);
 }
 inline I sum_of_each(const I (&v)[kLanes]) {
   alignas(64) int32_t lanes[kLanes];

@@ -35,6 +35,14 @@ inline float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(
 inline I int_splat(int32_t x) { return _mm512_set1_epi32(x); }
 inline I int_add(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I int_sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+inline I int_max(I a, I b) { return _mm512_max_epi32(a, b); }
+inline int32_t int_max_lanes(I a) { return _mm512_reduce_max_epi32(a); }
+inline I magnitude_bits(F a) { return _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)); }
+inline F as_float(I bits) { return _mm512_castsi512_ps(bits); }
+// 0 where x < limit, else y; NaN is not less
+inline F zero_if_less(F x, float limit, F y) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, splat(limit), _CMP_NLT_UQ), y);
+}
 inline I int_shift_left_8(I a) { return _mm512_slli_epi32(a, 8); }
 inline void int_store(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
 inline I int_shift_right_8(I a) { return _mm512_srai_epi32(a, 8); }
@@ -96,26 +104,16 @@ inline float max_lanes(F v) {
 
 // Joins the lanes of 16 vectors, each into the lane of its number. `join` takes two vectors, lane by lane.
 template <class Join>
-inline __m512 join_each(const __m512 (&v)[16], const Join& join) {
-  __m512 fours[4];  // each: four vectors' lanes side by side, four times
+inline I join_each(const I (&v)[16], const Join& join) {
+  I fours[4];  // each: four vectors' lanes side by side, four times
   for (int i = 0; i < 4; i++) {
-    const __m512 *a = v + 4 * i, *b = a + 1, *c = a + 2, *d = a + 3;
-    const __m512d ab = _mm512_castps_pd(join(_mm512_unpacklo_ps(*a, *b), _mm512_unpackhi_ps(*a, *b)));
-    const __m512d cd = _mm512_castps_pd(join(_mm512_unpacklo_ps(*c, *d), _mm512_unpackhi_ps(*c, *d)));
-    fours[i] = join(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    const I *a = v + 4 * i, *b = a + 1, *c = a + 2, *d = a + 3;
+    const I ab = join(_mm512_unpacklo_epi32(*a, *b), _mm512_unpackhi_epi32(*a, *b));
+    const I cd = join(_mm512_unpacklo_epi32(*c, *d), _mm512_unpackhi_epi32(*c, *d));
+    fours[i] = join(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
   }
-  const auto halve = [&](__m512 a, __m512 b) {
-    return join(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  };
+  const auto halve = [&](I a, I b) { return join(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd)); };
   return halve(halve(fours[0], fours[1]), halve(fours[2], fours[3]));
 }
-inline F max_of_each(const F (&v)[16]) {
-  return join_each(v, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
-}
-inline I sum_of_each(const I (&v)[16]) {
-  F lanes[16];
-  for (int i = 0; i < 16; i++) lanes[i] = _mm512_castsi512_ps(v[i]);
-  return _mm512_castps_si512(join_each(lanes, [](__m512 a, __m512 b) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-  }));
-}
+inline I max_of_each(const I (&v)[16]) { return join_each(v, int_max); }
+inline I sum_of_each(const I (&v)[16]) { return join_each(v, int_add); }

@@ -50,8 +50,28 @@ inline F power_of_two(const F& n) { LANES(F, power_of_two_lane(n.v[i])); }
 inline float square_root(float x) { return __builtin_sqrtf(x); }
 
 inline I int_splat(int32_t x) { LANES(I, x); }
-inline I int_add(const I& a, const I& b) { LANES(I, a.v[i] + b.v[i]); }
-inline I int_sub(const I& a, const I& b) { LANES(I, a.v[i] - b.v[i]); }
+// As vectors do: what an input that is not finite makes wraps around.
+inline int32_t wrap(int64_t x) { return int32_t(uint32_t(x)); }
+inline I int_add(const I& a, const I& b) { LANES(I, wrap(int64_t(a.v[i]) + b.v[i])); }
+inline I int_sub(const I& a, const I& b) { LANES(I, wrap(int64_t(a.v[i]) - b.v[i])); }
+inline I int_max(const I& a, const I& b) { LANES(I, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline int32_t int_max_lanes(const I& a) {
+  int32_t most = a.v[0];
+  for (int i = 1; i < kLanes; i++) most = a.v[i] > most ? a.v[i] : most;
+  return most;
+}
+inline I magnitude_bits(const F& a) {
+  I bits;
+  __builtin_memcpy(bits.v, a.v, sizeof bits.v);
+  LANES(I, bits.v[i] & 0x7fffffff);
+}
+inline F as_float(const I& bits) {
+  F x;
+  __builtin_memcpy(x.v, bits.v, sizeof x.v);
+  return x;
+}
+// 0 where x < limit, else y; NaN is not less
+inline F zero_if_less(const F& x, float limit, const F& y) { LANES(F, x.v[i] < limit ? 0.0f : y.v[i]); }
 inline I int_shift_left_8(const I& a) { LANES(I, a.v[i] * 256); }
 inline I int_load(const int32_t* p) { LANES(I, p[i]); }
 inline void int_store(int32_t* p, const I& v) {
@@ -59,16 +79,18 @@ inline void int_store(int32_t* p, const I& v) {
 }
 inline I int_shift_right_8(const I& a) { LANES(I, a.v[i] >> 8); }
 inline int32_t int_sum_lanes(const I& a) {
-  int32_t sum = 0;
+  int64_t sum = 0;
   for (int i = 0; i < kLanes; i++) sum += a.v[i];
-  return sum;
+  return wrap(sum);
 }
 inline void int_store_bytes(int8_t* p, const I& v) {
   for (int i = 0; i < kLanes; i++) p[i] = int8_t(v.v[i]);
 }
 inline void int_store_low_bytes(int8_t* p, const I& v) { int_store_bytes(p, v); }  // v mod 256
 inline F to_float(const I& a) { LANES(F, float(a.v[i])); }
-inline I to_int(const F& a) { LANES(I, int32_t(__builtin_rintf(a.v[i]))); }
+// What no int32 holds becomes the least one, as in vectors.
+inline int32_t to_int_lane(float x) { return __builtin_fabsf(x) < 2147483648.0f ? int32_t(__builtin_rintf(x)) : INT32_MIN; }
+inline I to_int(const F& a) { LANES(I, to_int_lane(a.v[i])); }
 inline void keep_greater(F& best, I& where, const F& x, int32_t base) {
   for (int i = 0; i < kLanes; i++)
     if (x.v[i] > best.v[i]) {
@@ -152,10 +174,10 @@ inline float max_lanes(F v) {
 }
 
 // Joins the lanes of 16 vectors, each into the lane of its number.
-inline F max_of_each(const F (&v)[kLanes]) {
-  alignas(64) float lanes[kLanes];
-  for (int i = 0; i < kLanes; i++) lanes[i] = max_lanes(v[i]);
-  return load(lanes);
+inline I max_of_each(const I (&v)[kLanes]) {
+  alignas(64) int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; i++) lanes[i] = int_max_lanes(v[i]);
+  return int_load(lanes);
 }
 inline I sum_of_each(const I (&v)[kLanes]) {
   alignas(64) int32_t lanes[kLanes];
