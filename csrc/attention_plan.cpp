@@ -44,13 +44,14 @@ int32_t piece_count(const AttentionTask& task, int64_t share) {
   return int32_t(std::max<int64_t>(1, std::min<int64_t>((task.block_end - task.block_begin) / 2, reads(task) / share)));
 }
 
-// Queries of a task. Where as many as can be are worth more than a share: half of them all, in whole tiles of the vector
-// kernels, or (of more than a task's) a tile of any kernel.
-int32_t task_queries(AttentionTask task, int64_t share) {
-  const int32_t queries = task.end, tiles = (queries + kTileQueries - 1) / kTileQueries;
+// Queries of a task. Where as many as can be are worth more than a share: half of them all, in whole tiles (of the vector
+// kernels, where there are not two of the kernel's own), or (of more than a task's) a tile of any kernel.
+int32_t task_queries(AttentionTask task, int64_t share, int32_t kernel_tile) {
+  const int32_t queries = task.end, tile = kernel_tile && queries >= 2 * kernel_tile ? kernel_tile : kTileQueries;
+  const int32_t tiles = (queries + tile - 1) / tile;
   task.end = std::min(queries, kTaskQueries);
   if (reads(task) <= share) return kTaskQueries;
-  return queries <= kTaskQueries ? (tiles + 1) / 2 * kTileQueries : kMostTile;
+  return queries <= kTaskQueries ? (tiles + 1) / 2 * tile : kMostTile;
 }
 
 }  // namespace
@@ -114,7 +115,7 @@ void AttentionPlan::add_sequence(const StepInput& input, const Shape& shape, int
   AttentionTask task{sequence, 0, size_t(first), 0, (end - first) * shape.heads_per_kv, shared, blocks, false};
   const size_t floats = part_floats(input, shape, sequence);
   const bool spread = shared > 0 || (task.end <= kFewQueries && floats <= room_);
-  const int32_t size = shared > 0 ? kTaskQueries : task_queries(task, share);
+  const int32_t size = shared > 0 ? kTaskQueries : task_queries(task, share, shape.tile);
   const int32_t pieces = spread ? piece_count({sequence, 0, 0, 0, std::min(task.end, size), shared, blocks, false}, share) : 1;
   task.parts = shared > 0 || pieces > 1;
   if (task.parts && !shared) room_ -= floats;  // groups have theirs

@@ -27,10 +27,11 @@ class AttentionPlan {
   struct Shape {
     int32_t kv_heads = 0, heads_per_kv = 0, head_dim = 0;
     bool windows = false;  // some layer sees only the last positions
+    int32_t tile = 0;      // queries that a kernel's tile unit takes at once; 0: it has none
   };
 
   // Plans a step for `threads` threads:
-  // - a sequence's queries go in pieces of a multiple of every kernel's tile, small ones where there would be few;
+  // - a sequence's queries go in pieces of whole tiles, small ones where there would be few;
   // - few queries with a long context are spread over it;
   // - sequences that decode from the same KV blocks (one prompt answered several times, a system prompt of many) go
   //   together over those, so that each block is read once for all of them.

@@ -468,7 +468,8 @@ void Model::step(const StepInput& input, const StepOutput& output) {
   size_t widest = 1;
   for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
   while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
-  if (heads_per_kv_) attention_.make(input, {kv_heads_, heads_per_kv_, head_dim_, windows_}, pool_.size());
+  const int32_t tile = kernels_->tile_product && kv_kind_ == KvKind::kInt8 ? kTileRows : 0;
+  if (heads_per_kv_) attention_.make(input, {kv_heads_, heads_per_kv_, head_dim_, windows_, tile}, pool_.size());
   lora_.plan(input);
   for (const Op& op : ops_) {
     const auto start = profiling_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();

@@ -44,6 +44,8 @@ void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> posi
   expect(positions.shape(0) == rows && offsets.shape(0) == sequences + 1, "step: rows and sequences do not fit");
   expect(slots.shape(0) == wanted && targets.shape(0) == wanted && ids.shape(0) >= wanted && logprobs.shape(0) >= wanted,
          "step: logit rows do not fit");
+  for (size_t i = 0; i < wanted; i++)
+    expect(slots(i) >= 0 || (targets(i) >= 0 && targets(i) < model.vocab()), "step: a row without a sampler needs a token to score");
   std::vector<const uint32_t*> masks;
   for (const auto& mask : allowed) {
     expect(!mask || mask->shape(0) == size_t(model.vocab() + 31) / 32 + 1, "step: a mask has the wrong width");
