@@ -88,7 +88,7 @@ def test_extremes(tier: str, kind: WeightKind, activations: ActivationKind) -> N
 @pytest.mark.parametrize("activations", list(RANGE))
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
 def test_what_is_not_finite_stays_in_its_row(tier: str, activations: ActivationKind, bad: float) -> None:
-    """One input of one row, in a tile of 16: none of that row's outputs is finite, and all others are what they were."""
+    """One input of one row, in a tile of 16: no output of that row is finite, and all others are what they were."""
     draw = np.random.default_rng(6)
     inputs = draw.standard_normal((TOKENS, INPUTS)).astype(np.float32)
     plain = logits_of(tier, WeightKind.INT4, activations, inputs, 20)
