@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def available_memory() -> int:
-    """Bytes that can be taken without swapping, as the kernel estimates it; the container's limit counts too."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+def available_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Bytes that can be taken without swapping, as the kernel estimates it; the limits of this process's control groups
+    count too, be they a container's or a service manager's."""
+    meminfo = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(0, int(text) - int(used.read_text())))
-    return available
+    return min([available, *_left_in_groups(proc, cgroups)])
+
+
+def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
+    """What each group with a limit has left: the process's own and those around it, under either version of cgroups."""
+    groups = proc / "self" / "cgroup"
+    for line in groups.read_text().splitlines() if groups.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, limit_name, used_name = cgroups, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit_name, used_name = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's: what is mounted there is the container's own, at the root.
+        own = PurePosixPath(path.lstrip("/"))
+        for group in (own, *own.parents):
+            limit, used = root / group / limit_name, root / group / used_name
+            if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+                yield max(0, int(text) - int(used.read_text()))
