@@ -12,7 +12,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+try:
+    import matplotlib
+except ModuleNotFoundError:
+    raise SystemExit("plots need matplotlib: .venv/bin/pip install -e '.[bench]'") from None
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

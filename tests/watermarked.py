@@ -37,7 +37,7 @@ async def answers(gamma: float, delta: float) -> list[list[int]]:
             prompt_ids=tuple(tokenizer.encode(PROMPTS[number % len(PROMPTS)])),
             max_new_tokens=TOKENS,
             sampling=SamplingParams(
-                do_sample=True, seed=1000 + number, watermark=Watermark(gamma, delta) if number < EACH else None
+                do_sample=True, seed=2000 + number, watermark=Watermark(gamma, delta) if number < EACH else None
             ),
             stop_token_ids=frozenset(),
         )

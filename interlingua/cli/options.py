@@ -244,7 +244,8 @@ class Options:
         Choice("auto", "none", "int8", "int4"),
         "auto",
         Group.ENGINE,
-        "weights of safetensors models; a GGUF's own quantisation is kept as it is",
+        "how weights are held: auto keeps a GGUF's Q4_0, Q4_1 and Q8_0 as they are and the rest in bf16; none holds "
+        "all in bf16, int8 and int4 round all to groups of 32",
         commands=_LOAD,
     )
 
