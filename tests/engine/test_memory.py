@@ -67,3 +67,15 @@ def test_a_group_over_its_limit_has_nothing_left(proc: Path, cgroups: Path) -> N
     (proc / "self" / "cgroup").write_text("0::/\n")
     write(cgroups, NEW, 100 * MIB, 101 * MIB)
     assert available_memory(proc, cgroups) == 0
+
+
+@pytest.mark.parametrize(("line", "names", "place"), [("0::/", NEW, ""), ("4:memory:/a", OLD, "memory/a")])
+def test_files_that_the_kernel_gives_up_at_need_are_free(
+    proc: Path, cgroups: Path, line: str, names: tuple[str, str], place: str
+) -> None:
+    """As after a model was fetched within the group."""
+    (proc / "self" / "cgroup").write_text(f"{line}\n")
+    write(cgroups / place, names, 500 * MIB, 432 * MIB)
+    prefix = "total_" if names is OLD else ""
+    (cgroups / place / "memory.stat").write_text(f"cache 1\n{prefix}active_file 7\n{prefix}inactive_file {400 * MIB}\n")
+    assert available_memory(proc, cgroups) == 468 * MIB

@@ -22,14 +22,21 @@ def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[int]:
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            root, limit_name, used_name = cgroups, "memory.max", "memory.current"
+            root, names = cgroups, ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            root, limit_name, used_name = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            root = cgroups / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
         # In a container the path may be the host's: what is mounted there is the container's own, at the root.
         own = PurePosixPath(path.lstrip("/"))
         for group in (own, *own.parents):
-            limit, used = root / group / limit_name, root / group / used_name
+            limit, used, stat = (root / group / name for name in (*names[:2], "memory.stat"))
             if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-                yield max(0, int(text) - int(used.read_text()))
+                yield max(0, int(text) - int(used.read_text()) + _cached(stat, names[2]))
+
+
+def _cached(stat: Path, name: str) -> int:
+    """Bytes of files that a group counts as used and the kernel gives up at need: a model that was just fetched."""
+    lines = stat.read_text().splitlines() if stat.exists() else ()
+    return next((int(value) for key, value in (line.split() for line in lines) if key == name), 0)
