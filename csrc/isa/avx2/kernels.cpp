@@ -18,12 +18,8 @@ constexpr int kWideQueries = 3;  // up to so many queries take two blocks of lan
 
 #include "generic/kernels.inl"
 
-void linear(const LinearArgs& args, int32_t begin, int32_t end) { linear_generic(args, begin, end); }
-void attention(const AttentionArgs& args, int32_t kv_head, int32_t begin, int32_t end) {
-  attention_generic(args, kv_head, begin, end);
-}
-
-constexpr KernelTable kTable{"avx2", linear, prepare, prepare_tile, attention, attention_merge, rope, store_kv, vocab_stats, exp_scaled};
+constexpr const char* kName = "avx2";
+#include "generic/table.inl"
 
 }  // namespace
 

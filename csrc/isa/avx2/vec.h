@@ -152,14 +152,4 @@ inline float max_lanes(F v) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-// Joins the lanes of 16 vectors, each into the lane of its number.
-inline I max_of_each(const I (&v)[kLanes]) {
-  alignas(64) int32_t lanes[kLanes];
-  for (int i = 0; i < kLanes; i++) lanes[i] = int_max_lanes(v[i]);
-  return int_load(lanes);
-}
-inline I sum_of_each(const I (&v)[kLanes]) {
-  alignas(64) int32_t lanes[kLanes];
-  for (int i = 0; i < kLanes; i++) lanes[i] = int_sum_lanes(v[i]);
-  return int_load(lanes);
-}
+#include "generic/each_lane.inl"
