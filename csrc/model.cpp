@@ -122,11 +122,10 @@ void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* so
         for (int i = 0; i < 16; i++) q[i] = nibbles[i] & 15, q[i + 16] = nibbles[i] >> 4;
       } else {
         float low = plain_value(format, source, g * kGroup), high = low;
-        for (int i = 1; i < kGroup; i++) {
+        for (int i = 1; i < kGroup && !std::isnan(low); i++) {  // NaN stays, and what is multiplied with it is NaN
           const float x = plain_value(format, source, g * kGroup + i);
-          if (!(x >= low)) low = x;  // NaN stays, and what is multiplied with it is NaN
+          if (!(x >= low)) low = x;
           if (!(x <= high)) high = x;
-          if (std::isnan(low)) break;
         }
         d = float_to_half((high - low) / 15.0f);
         m = float_to_half(low);
@@ -149,10 +148,9 @@ void pack_row(const PackedWeight& weight, SourceFormat format, const uint8_t* so
         for (int i = 0; i < kGroup; i++) q[i] = uint8_t(int8_t(p[2 + i]) + 128);
       } else {
         float peak = 0.0f;
-        for (int i = 0; i < kGroup; i++) {
+        for (int i = 0; i < kGroup && !std::isnan(peak); i++) {  // as above
           const float x = std::fabs(plain_value(format, source, g * kGroup + i));
-          if (!(x <= peak)) peak = x;  // NaN stays, and what is multiplied with it is NaN
-          if (std::isnan(peak)) break;
+          if (!(x <= peak)) peak = x;
         }
         d = float_to_half(peak / 127.0f);
         const float step = half_to_float(d);

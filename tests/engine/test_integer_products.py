@@ -98,3 +98,24 @@ def test_what_is_not_finite_stays_in_its_row(tier: str, activations: ActivationK
         logits = logits_of(tier, WeightKind.INT4, activations, spoilt, 20)
         assert not np.isfinite(logits[row]).any()
         assert np.array_equal(np.delete(logits, row, 0), np.delete(plain, row, 0))
+
+
+@pytest.mark.parametrize("kind", [WeightKind.INT4, WeightKind.INT8])
+@pytest.mark.parametrize("place", [0, 1, 31])
+def test_a_weight_that_is_no_number_makes_its_output_none(kind: WeightKind, place: int) -> None:
+    values = np.random.default_rng(7).standard_normal((16, GROUP)).astype(np.float32)
+    values[5, place] = np.nan
+    model = Model(kernel_names()[-1], 1, ActivationKind.INT8, 1)
+    embedding = model.add_weight(WeightKind.BF16, 16, GROUP)
+    model.fill_weight(
+        embedding, SourceFormat.F32, np.ones(16 * GROUP, np.float32).view(np.uint8), np.arange(16, dtype=np.int32)
+    )
+    head = model.add_weight(kind, 16, GROUP)
+    model.fill_weight(head, SourceFormat.F32, values.view(np.uint8).ravel(), np.arange(16, dtype=np.int32))
+    x = model.add_buffer(GROUP)
+    model.op_embed(embedding, x, 1.0)
+    model.op_logits(x, -1, 0.0, head, 16)
+    zero, logits = np.zeros(1, np.int32), np.zeros((1, 16), np.float32)
+    ends = np.array([0, 1], np.int32)
+    model.step(zero, zero, ends, zero[None], zero, zero - 1, zero, zero.copy(), np.zeros(1, np.float32), logits)
+    assert np.flatnonzero(~np.isfinite(logits[0])).tolist() == [5]

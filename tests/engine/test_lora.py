@@ -159,7 +159,7 @@ def test_many_adapters_in_one_batch(demo: LoadedModel, adapters: list[Path]) -> 
         assert np.array_equal(runner.sequence(ids, adapter=chosen[row]), expected), f"row {row} alone"
         assert np.array_equal(runner.sequence(ids, 5, adapter=chosen[row]), expected), f"row {row} in chunks"
         if chosen[row] is not None:
-            assert rms(runner.sequence(ids) - expected) > 0.02 * rms(expected), "the adapter must change something"
+            assert rms(runner.sequence(ids) - expected) > 0.04 * rms(expected), "the adapter must change something"
     long = random_ids(99, 70)  # several tiles of one adapter
     expected = runner.sequence(long, adapter=loras[0])
     assert np.array_equal(runner.sequence(long, 16, adapter=loras[0]), expected)

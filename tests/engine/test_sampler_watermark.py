@@ -89,11 +89,9 @@ async def test_fresh_answers_tell_the_two_kinds_apart() -> None:
     """What this build generates, judged by the detector that the tests above hold to transformers'."""
     ids = await asyncio.wait_for(answers(GAMMA, float(Watermark().delta)), 300)
     assert all(len(answer) == TOKENS for answer in ids)
-    found = [detect(answer, VOCAB, GAMMA) for answer in ids]
-    # An answer that goes round in circles has few pairs of tokens to judge by; no text should be judged by so few.
-    fair = [detection for detection in found[:EACH] if detection.scored >= TOKENS / 2]
-    assert len(fair) >= EACH - 2 and min(detection.z for detection in fair) > 4
-    assert max(abs(detection.z) for detection in found[EACH:]) < 3
+    z = [detect(answer, VOCAB, GAMMA).z for answer in ids]
+    assert min(z[:EACH]) > 4
+    assert max(abs(value) for value in z[EACH:]) < 3
 
 
 @pytest.fixture(scope="module")
