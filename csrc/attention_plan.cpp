@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "model.h"
-
 namespace interlingua {
 namespace {
 

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "kernel_table.h"
+#include "step.h"
 
 namespace interlingua {
-
-struct StepInput;
 
 // Queries [begin, end) of one KV head, numbered over `rows` (a place in the plan's rows), in attention blocks
 // [block_begin, block_end) of a sequence's table.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "model.h"
-
 namespace interlingua {
 namespace {
 

@@ -11,11 +11,10 @@
 
 #include "kernel_table.h"
 #include "memory.h"
+#include "step.h"
 #include "threads.h"
 
 namespace interlingua {
-
-struct StepInput;
 
 // What an adapter adds to one linear operation, which may compute several layers of the checkpoint at once: its parts
 // (q, k, v; or gate, up). The adapter's scale is part of B.

@@ -431,6 +431,13 @@ void Model::op_attention(int qkv, int out, int layer, int32_t heads, int32_t win
   ops_.push_back(op);
 }
 
+void Model::op_narrow(std::vector<int> buffers) {
+  for (const int buffer : buffers) buffers_.at(size_t(buffer));
+  Op op{OpKind::kNarrow};
+  op.buffers = std::move(buffers);
+  ops_.push_back(op);
+}
+
 void Model::op_logits(int in, int norm, float eps, int weight, int32_t vocab) {
   const PackedWeight& w = weights_.at(size_t(weight));
   logits_ = Buffer(size_t(kLogitChunk) * size_t(w.n + kLogitGap) * sizeof(float));
@@ -466,18 +473,30 @@ void Model::step(const StepInput& input, const StepOutput& output) {
   size_t widest = 1;
   for (const auto& buffer : buffers_) widest = std::max(widest, size_t(buffer.width));
   while (scratch_.size() < size_t(pool_.size())) scratch_.emplace_back(widest * sizeof(float));
-  const int32_t tile = kernels_->tile_product && kv_kind_ == KvKind::kInt8 ? kTileRows : 0;
-  if (heads_per_kv_) attention_.make(input, {kv_heads_, heads_per_kv_, head_dim_, windows_, tile}, pool_.size());
-  lora_.plan(input);
+  plan(input);
+  merged_queries_ = 0;
+  for (const AttentionTask& merge : attention_.merges()) merged_queries_ += merge.end - merge.begin;
+  const StepInput* now = &input;
   for (const Op& op : ops_) {
     const auto start = profiling_ ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
-    run(op, input, output);
+    if (op.kind == OpKind::kNarrow)
+      now = &narrow(op, *now);
+    else if (now->rows)
+      run(op, *now, output);
     if (profiling_)
       op_seconds_[size_t(op.kind)] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 }
 
-std::vector<std::string> Model::op_kinds() { return {"embed", "prepare", "linear", "rope_store", "attention", "logits"}; }
+void Model::plan(const StepInput& input) {
+  const int32_t tile = kernels_->tile_product && kv_kind_ == KvKind::kInt8 ? kTileRows : 0;
+  if (heads_per_kv_) attention_.make(input, {kv_heads_, heads_per_kv_, head_dim_, windows_, tile}, pool_.size());
+  lora_.plan(input);
+}
+
+std::vector<std::string> Model::op_kinds() {
+  return {"embed", "prepare", "linear", "rope_store", "attention", "narrow", "logits"};
+}
 
 void Model::set_profiling(bool on) {
   profiling_ = on;
@@ -498,6 +517,7 @@ void Model::run(const Op& op, const StepInput& input, const StepOutput& output) 
     }
     case OpKind::kRopeStore: return run_rope_store(op, input);
     case OpKind::kAttention: return run_attention(op, input);
+    case OpKind::kNarrow: return;  // `step` does it
     case OpKind::kLogits: return run_logits(op, input, output);
   }
 }
@@ -621,6 +641,19 @@ void Model::run_attention(const Op& op, const StepInput& input) {
     const AttentionTask& task = merges[size_t(i)];
     kernels_->attention_merge(attention_args(op, input, task), task.kv_head, task.begin, task.end);
   });
+}
+
+const StepInput& Model::narrow(const Op& op, const StepInput& input) {
+  const StepInput& wanted = wanted_.choose(input);
+  if (&wanted == &input) return input;
+  for (const int id : op.buffers) {
+    const FloatBuffer& buffer = buffers_[size_t(id)];
+    for (int32_t r = 0; r < wanted.rows; r++)  // ascending, so that none is overwritten before it has moved
+      if (const int32_t from = wanted_.rows()[size_t(r)]; from != r)
+        std::memcpy(buffer.row(r), buffer.row(from), size_t(buffer.width) * sizeof(float));
+  }
+  if (wanted.rows) plan(wanted);
+  return wanted;
 }
 
 namespace {

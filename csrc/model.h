@@ -15,34 +15,11 @@
 #include "lora.h"
 #include "memory.h"
 #include "sampler.h"
+#include "step.h"
 #include "threads.h"
+#include "wanted_rows.h"
 
 namespace interlingua {
-
-struct StepInput {
-  int32_t rows = 0, sequences = 0, max_blocks = 0, logit_rows = 0;
-  const int32_t* tokens = nullptr;        // [rows]
-  const int32_t* positions = nullptr;     // [rows]
-  const int32_t* offsets = nullptr;       // [sequences + 1] first row of each sequence; its rows have rising positions
-  const int32_t* block_tables = nullptr;  // [sequences][max_blocks]
-  const int32_t* logit_index = nullptr;   // [logit_rows] row of the batch
-  const int32_t* slots = nullptr;         // [logit_rows] sampler slot, or -1 to score `targets`
-  // [logit_rows] Where slot is -1: the id to score. Elsewhere: the draft that the next row stands on, if that has the
-  // same slot; if it is not chosen, the rows behind get kDropped.
-  const int32_t* targets = nullptr;
-  // [logit_rows] or null: null, or which ids the row may choose (see choose_token), followed by a word that is 1 once the
-  // bits are there. Another thread may still write them during the step; a row whose bits are late chooses nothing.
-  const uint32_t* const* allowed = nullptr;
-  int32_t adapter_count = 0;
-  const LoraAdapter* const* adapters = nullptr;  // [adapter_count], all different
-  const int32_t* adapter_of = nullptr;           // [sequences] or, without adapters, null: index in `adapters`, or -1
-};
-
-struct StepOutput {
-  int32_t* ids = nullptr;     // [logit_rows]; or kLate, kUnusable, kDropped, kFailed
-  float* logprobs = nullptr;  // [logit_rows]
-  float* logits = nullptr;    // [logit_rows][vocab] or null: raw logits, for tests and measurements
-};
 
 class Model {
  public:
@@ -66,6 +43,9 @@ class Model {
   // Rotates q and k in place (qkv: [q heads | k heads | v heads]) and writes k and v to the pool.
   void op_rope_store(int qkv, int layer, int32_t heads, int32_t rotary, int cos, int sin);
   void op_attention(int qkv, int out, int layer, int32_t heads, int32_t window, float scale);
+  // From here on the rows whose logits nobody wants are left out: those of `buffers` move together, and nothing else of a
+  // row is read again.
+  void op_narrow(std::vector<int> buffers);
   void op_logits(int in, int norm, float eps, int weight, int32_t vocab);
 
   void clear_ops() { ops_.clear(); }
@@ -103,17 +83,13 @@ class Model {
   const uint8_t* kv_block(int32_t layer, int32_t block) const { return kv_layer(layer) + int64_t(block) * block_stride(); }
   size_t kv_layer_bytes() const { return size_t(kv_head_bytes(kv_kind_, head_dim_)) * size_t(kv_heads_); }
   void fill_kv(uint8_t byte) { std::fill_n(kv_.data(), kv_.size(), byte); }
-  // Queries of the last step that were merged from parts, over one layer.
-  int32_t merged_queries() const {
-    int32_t count = 0;
-    for (const AttentionTask& merge : attention_.merges()) count += merge.end - merge.begin;
-    return count;
-  }
+  // Queries of the last step that were merged from parts, over the first layer.
+  int32_t merged_queries() const { return merged_queries_; }
   int32_t kv_layers() const { return layers_; }
   int32_t kv_blocks() const { return blocks_; }
 
  private:
-  enum class OpKind { kEmbed, kPrepare, kLinear, kRopeStore, kAttention, kLogits };
+  enum class OpKind { kEmbed, kPrepare, kLinear, kRopeStore, kAttention, kNarrow, kLogits };
   struct Op {
     OpKind kind;
     int a = -1, b = -1, c = -1, d = -1, e = -1;
@@ -121,6 +97,7 @@ class Model {
     float f = 0.0f;
     Epilogue epilogue = Epilogue::kStore;
     std::vector<int> readers = {};  // kPrepare: the linear operations that read its activations
+    std::vector<int> buffers = {};  // kNarrow
   };
   struct FloatBuffer {
     int32_t width;
@@ -143,6 +120,8 @@ class Model {
                   const float* bias, int op);
   void run_rope_store(const Op& op, const StepInput& input);
   void run_attention(const Op& op, const StepInput& input);
+  const StepInput& narrow(const Op& op, const StepInput& input);
+  void plan(const StepInput& input);
   void run_logits(const Op& op, const StepInput& input, const StepOutput& output);
   PackedWeight placed_weight(WeightKind kind, int32_t n, int32_t k) const;
   int new_buffer(int32_t width, int32_t rows);
@@ -167,6 +146,8 @@ class Model {
   int32_t layers_ = 0, blocks_ = 0, kv_heads_ = 0, head_dim_ = 0;
   Buffer kv_;
   AttentionPlan attention_;
+  int32_t merged_queries_ = 0;
+  WantedRows wanted_;
   std::vector<int32_t> logit_groups_;
   int32_t heads_per_kv_ = 0;  // the same in all layers
   bool windows_ = false;      // some layer sees only the last positions

@@ -45,11 +45,12 @@ class Runner:
         work: Seq[tuple[Seq[int], int, list[int]]],
         last_only: bool = False,
         adapters: Seq[LoraAdapter | None] = (),
+        wanted: Seq[Seq[int]] | None = None,
     ) -> list[F32]:
         """One step. Each item: (ids, first position, blocks); returns the logits [len(ids), vocab] of each.
 
-        `adapters`, if any, has one entry for each item; None = the base model. With `last_only` the logits [1, vocab]
-        of each item's last token alone.
+        `adapters`, if any, has one entry for each item; None = the base model. `wanted` says whose logits are asked for:
+        for each item numbers of its ids, in any order. With `last_only` each item's last alone.
         """
         tokens = [t for ids, _, _ in work for t in ids]
         positions = [first + i for ids, first, _ in work for i in range(len(ids))]
@@ -57,7 +58,9 @@ class Runner:
         tables = np.zeros((len(work), max(len(b) for _, _, b in work)), np.int32)
         for row, (_, _, blocks) in enumerate(work):
             tables[row, : len(blocks)] = blocks
-        index = offsets[1:] - 1 if last_only else np.arange(len(tokens))
+        if wanted is None:
+            wanted = [range(len(ids))[-1:] if last_only else range(len(ids)) for ids, _, _ in work]
+        index = [int(offset) + i for offset, numbers in zip(offsets[:-1], wanted, strict=True) for i in numbers]
         n = len(index)
         known = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
         logits = np.empty((n, self.vocab), np.float32)
@@ -66,7 +69,7 @@ class Runner:
             np.array(positions, np.int32),
             offsets.astype(np.int32),
             tables,
-            index.astype(np.int32),
+            np.array(index, np.int32),
             np.full(n, -1, np.int32),
             np.zeros(n, np.int32),
             np.empty(n, np.int32),
@@ -77,9 +80,7 @@ class Runner:
             if known
             else None,
         )
-        if last_only:
-            return [logits[i : i + 1] for i in range(len(work))]
-        return [logits[offsets[i] : offsets[i + 1]] for i in range(len(work))]
+        return np.split(logits, np.cumsum([len(numbers) for numbers in wanted])[:-1])
 
     def sequence(self, ids: Seq[int], chunk: int = 1 << 30, adapter: LoraAdapter | None = None) -> F32:
         """Logits of every position of one sequence, computed in chunks."""

@@ -44,8 +44,10 @@ void step(Model& model, Vector<const int32_t> tokens, Vector<const int32_t> posi
   expect(positions.shape(0) == rows && offsets.shape(0) == sequences + 1, "step: rows and sequences do not fit");
   expect(slots.shape(0) == wanted && targets.shape(0) == wanted && ids.shape(0) >= wanted && logprobs.shape(0) >= wanted,
          "step: logit rows do not fit");
-  for (size_t i = 0; i < wanted; i++)
+  for (size_t i = 0; i < wanted; i++) {
+    expect(logit_index(i) >= 0 && size_t(logit_index(i)) < rows, "step: no such row for logits");
     expect(slots(i) >= 0 || (targets(i) >= 0 && targets(i) < model.vocab()), "step: a row without a sampler needs a token to score");
+  }
   std::vector<const uint32_t*> masks;
   for (const auto& mask : allowed) {
     expect(!mask || mask->shape(0) == size_t(model.vocab() + 31) / 32 + 1, "step: a mask has the wrong width");
@@ -344,6 +346,7 @@ NB_MODULE(_native, m) {
           "adapter"_a, "op"_a, "ranks"_a, "slices"_a, "a"_a, "b"_a)
       .def("op_rope_store", &Model::op_rope_store, "qkv"_a, "layer"_a, "heads"_a, "rotary"_a, "cos"_a, "sin"_a)
       .def("op_attention", &Model::op_attention, "qkv"_a, "out"_a, "layer"_a, "heads"_a, "window"_a, "scale"_a)
+      .def("op_narrow", &Model::op_narrow, "buffers"_a)
       .def("op_logits", &Model::op_logits, "source"_a, "norm"_a, "eps"_a, "weight"_a, "vocab"_a)
       .def(
           "add_sampler",
@@ -379,6 +382,6 @@ NB_MODULE(_native, m) {
       .def_prop_ro("placement", &Model::placement, "The NUMA nodes that threads and memory are spread over; empty on one.")
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
       .def_prop_ro("merged_queries", &Model::merged_queries,
-                   "Queries of the last step whose attention several tasks computed, over one layer; for tests.")
+                   "Queries of the last step whose attention several tasks computed, over the first layer; for tests.")
       .def_prop_ro("kv_bytes", &Model::kv_bytes);
 }

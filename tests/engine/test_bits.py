@@ -201,6 +201,39 @@ def check_shared_blocks(loaded: LoadedModel) -> None:
         assert np.array_equal(got, expected[-count:])
 
 
+@pytest.mark.parametrize("kv", ["fp16", "int8"])
+def test_wanted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str) -> None:
+    """The last layer leaves out the rows whose logits nobody wants: the others and all KV are as if it did not."""
+    monkeypatch.setitem(VARIANTS, "long", TinyModel(LONG))
+    loaded = load_folder(write_tiny_model("long", tmp_path), threads=2, kv_cache_dtype=kv, kv_memory=64 << 20)
+    runner = Runner(loaded)
+    # What is known, and what comes: two chunks of prompts, a token, a token and drafts, and a chunk of a context that is
+    # spread over threads.
+    lengths = [(0, 50), (300, 33), (270, 1), (250, 9), (1040, 7)]
+    ids = [random_ids(50 + i, before + count, 90) for i, (before, count) in enumerate(lengths)]
+    blocks = [runner.blocks(len(i)) for i in ids]
+    for known, table, (before, _) in zip(ids, blocks, lengths, strict=True):
+        if before:
+            runner.step([(known[:before], 0, table)], last_only=True)
+    work = [(i[before:], before, table) for i, table, (before, _) in zip(ids, blocks, lengths, strict=True)]
+    expected = runner.step(work)
+    stored = [runner.kv(table, loaded.config.layers) for table in blocks]
+    draw = random.Random(6)
+    none: list[list[int]] = [[] for _ in work]
+    last = [[count - 1] for _, count in lengths]
+    some = [
+        [draw.choices(range(count), k=draw.randrange(count + 1)) for _, count in lengths]  # in any order, also twice
+        for _ in range(20)
+    ]
+    for wanted in (none, last, [[], [], [0], [2, 3], []], *some):
+        runner.step([(random_ids(70, len(i), 90), before, table) for i, before, table in work])  # other keys and values
+        for got, numbers, whole in zip(runner.step(work, wanted=wanted), wanted, expected, strict=True):
+            assert np.array_equal(got, whole[numbers]), f"{wanted}"
+        for table, kept in zip(blocks, stored, strict=True):
+            for layer_block, value in zip(runner.kv(table, loaded.config.layers), kept, strict=True):
+                assert np.array_equal(layer_block, value)
+
+
 @pytest.mark.parametrize("head", [64, 96, 128, 256])
 def test_head_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: int) -> None:
     """Both forms of KV on every tier, past a block of attention, with a window that starts within one."""

@@ -148,7 +148,12 @@ def test_many_adapters_in_one_batch(demo: LoadedModel, adapters: list[Path]) -> 
     prompts = [random_ids(row, 3 + row % 7 * 5) for row in range(32)]
     runner = Runner(demo)
     blocks = [runner.blocks(len(prompt) + 3) for prompt in prompts]
-    together = runner.step([(p, 0, b) for p, b in zip(prompts, blocks, strict=True)], adapters=chosen)
+    work = [(p, 0, b) for p, b in zip(prompts, blocks, strict=True)]
+    together = runner.step(work, adapters=chosen)
+    for row, got in enumerate(
+        runner.step(work, adapters=chosen, last_only=True)
+    ):  # the last layer computes these alone
+        assert np.array_equal(got, together[row][-1:]), f"row {row} without its prompt's other rows"
     steps = [
         runner.step([([9 + i], len(p) + i, b) for p, b in zip(prompts, blocks, strict=True)], adapters=chosen)
         for i in range(3)

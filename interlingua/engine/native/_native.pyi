@@ -190,6 +190,8 @@ class Model:
 
     def op_attention(self, qkv: int, out: int, layer: int, heads: int, window: int, scale: float) -> None: ...
 
+    def op_narrow(self, buffers: Sequence[int]) -> None: ...
+
     def op_logits(self, source: int, norm: int, eps: float, weight: int, vocab: int) -> None: ...
 
     def add_sampler(self, params: SamplingParams, prompt: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
@@ -239,7 +241,7 @@ class Model:
     @property
     def merged_queries(self) -> int:
         """
-        Queries of the last step whose attention several tasks computed, over one layer; for tests.
+        Queries of the last step whose attention several tasks computed, over the first layer; for tests.
         """
 
     @property

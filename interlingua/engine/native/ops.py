@@ -112,6 +112,11 @@ class Program:
     def attention(self, qkv: Buffer, layer: int, heads: int, window: int, scale: float, out: Buffer) -> None:
         self._model.op_attention(qkv, out, layer, heads, window, scale)
 
+    def narrow(self, *buffers: Buffer) -> None:
+        """Leaves out the rows whose logits nobody wants: they are read again only as keys and values. What follows may read
+        these buffers alone."""
+        self._model.op_narrow(list(buffers))
+
     def logits(self, source: Buffer, norm: int, eps: float, head: Linear, vocab: int) -> None:
         """Final norm and head for the rows that want logits, then the choice of tokens."""
         self._model.op_logits(source, norm, eps, head.weight, vocab)

@@ -285,6 +285,8 @@ def build(
         program.norm(x, weights.norm(weights.names.attention_norm.format(i)), config.norm_eps, normed)
         program.linear(normed, qkv_layer, qkv)
         program.rope_and_store(qkv, i, heads, config.head_dim, cos, sin)
+        if i + 1 == config.layers:
+            program.narrow(x, qkv)
         program.attention(qkv, i, heads, config.sliding_window, config.head_dim**-0.5, attended)
         program.prepare(attended, o_in)
         program.linear_add(o_in, o_layer, x)
