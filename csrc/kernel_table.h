@@ -119,10 +119,17 @@ struct AttentionArgs {
   float* parts;
 };
 
+// Logits are usable while all of them lie within (-kLogitLimit, kLogitLimit): far beyond what a model computes, and safe to
+// subtract and to scale. A NaN among them would be taken for the largest or be lost, depending on who compares. Rows of
+// logits are padded to whole lanes with the lowest usable value.
+constexpr float kLogitLimit = 1e30f;
+constexpr float kLogitPad = -0x1.93e592p+99f;
+
 struct VocabStats {
   float max;
   int32_t argmax;  // lowest id among equals
   float exp_sum;   // sum exp(x - max)
+  bool usable;     // else the others mean nothing
 };
 
 // One product of tiles, for tests. Shapes that the tile unit refuses end the process there.
@@ -166,7 +173,7 @@ struct KernelTable {
 
   VocabStats (*vocab_stats)(const float* x, int32_t n);
 
-  // out[i] = exp((x[i] - max) * inv_temperature)
+  // out[i] = exp((x[i] - max) * inv_temperature); inv_temperature is at most 2e38.
   void (*exp_scaled)(const float* x, int32_t n, float max, float inv_temperature, float* out);
 
   void (*tile_product)(const TileProduct& product) = nullptr;  // null where the tier has no tiles

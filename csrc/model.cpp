@@ -677,10 +677,10 @@ void Model::run_logits(const Op& op, const StepInput& input, const StepOutput& o
     const auto choose = [&](int32_t at, int thread) {
       float* row = logits + int64_t(at - first) * (padded + kLogitGap);
       const int32_t slot = input.slots[at];
-      for (int32_t j = vocab; j < padded; j++) row[j] = -1e30f;
+      std::fill(row + vocab, row + padded, kLogitPad);
       if (output.logits) std::memcpy(output.logits + int64_t(at) * vocab, row, size_t(vocab) * sizeof(float));
       if (slot < 0) {
-        const Choice scored = score_token(*kernels_, row, vocab, padded, input.targets[at]);
+        const Choice scored = score_token(*kernels_, row, padded, input.targets[at]);
         output.ids[at] = scored.id;
         output.logprobs[at] = scored.logprob;
         return;

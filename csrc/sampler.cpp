@@ -53,22 +53,6 @@ double philox_uniform(uint64_t seed, uint64_t position) {
 
 namespace {
 
-// Bound of every score, raw or changed: far from what a model computes, and safe to subtract and to scale.
-constexpr float kLimit = 1e30f;
-
-// Whether all scores lie within (-kLimit, kLimit). A NaN among them would be taken for the largest or be lost, depending
-// on who compares.
-bool usable(const float* x, int32_t n) {
-  uint32_t limit, outside = 0;
-  std::memcpy(&limit, &kLimit, 4);
-  for (int32_t i = 0; i < n; i++) {
-    uint32_t bits;
-    std::memcpy(&bits, x + i, 4);
-    outside |= limit - 1 - (bits & 0x7fffffffu);  // the sign bit of a difference below zero stays
-  }
-  return !(outside >> 31);
-}
-
 float raw_logprob(float logit, const VocabStats& stats) {
   return float(double(logit) - double(stats.max) - std::log(double(stats.exp_sum)));
 }
@@ -262,11 +246,11 @@ void change_logits(float* logits, int32_t vocab, const SamplerState& state, Gree
     else if (params.frequency_penalty != 0.0f)
       s -= params.frequency_penalty * float(seen.total) / float(state.length);
     if (seen.output) s -= params.presence_penalty;
-    s = std::clamp(s, -kLimit, kLimit);
+    s = std::clamp(s, -kLogitLimit, kLogitLimit);
   }
-  for (const auto& [id, bias] : params.logit_bias) score(id) = std::clamp(score(id) + bias, -kLimit, kLimit);
+  for (const auto& [id, bias] : params.logit_bias) score(id) = std::clamp(score(id) + bias, -kLogitLimit, kLogitLimit);
   if (state.generated < params.min_new_tokens)
-    for (const int32_t id : params.suppressed) score(id) = -kLimit;
+    for (const int32_t id : params.suppressed) score(id) = -kLogitLimit;
 }
 
 // Below what min_new_tokens suppresses, and no lower than what a search for the largest begins with.
@@ -291,7 +275,7 @@ Candidates candidates(const KernelTable& kernels, const float* logits, int32_t v
   Candidates c{scratch.ids, scratch.probabilities};
   find_peaks(logits, vocab, scratch.peaks);
   const float max = *std::max_element(scratch.peaks.begin(), scratch.peaks.end());
-  const float inverse = std::min(float(1.0 / double(params.temperature)), 3.0e38f);
+  const float inverse = std::min(float(1.0 / double(params.temperature)), 2.0e38f);  // and finite as a power of two
   if (params.top_k > 0 && params.top_k < vocab) {  // ties with the k-th stay
     find_top(logits, vocab, params.top_k, scratch.peaks, scratch, c.ids);
     c.p.assign((c.ids.size() + kLanes - 1) / kLanes * kLanes, max);
@@ -365,8 +349,8 @@ std::vector<std::pair<int32_t, float>> best(const float* logits, int32_t vocab, 
 Choice choose_token(const KernelTable& kernels, float* logits, int32_t vocab, int32_t padded, SamplerState& state,
                     const uint32_t* allowed, uint64_t position, SamplerScratch& scratch, GreenLists& lists) {
   const SamplingParams& params = state.params;
-  if (!usable(logits, vocab)) return {kUnusable, 0.0f};
   const VocabStats stats = kernels.vocab_stats(logits, padded);
+  if (!stats.usable) return {kUnusable, 0.0f};
   if (params.top_n > 0) state.top = best(logits, vocab, stats, params.top_n, scratch);
   const bool changed = state.changes_logits();
   if (!changed && !allowed && !params.do_sample) return {stats.argmax, raw_logprob(stats.max, stats)};
@@ -395,9 +379,10 @@ void sampling_distribution(const KernelTable& kernels, float* logits, int32_t vo
   for (size_t i = 0; i < c.ids.size(); i++) out[c.ids[i]] = double(c.p[i]) / total;
 }
 
-Choice score_token(const KernelTable& kernels, const float* logits, int32_t vocab, int32_t padded, int32_t id) {
-  if (!usable(logits, vocab)) return {kUnusable, 0.0f};
-  return {id, raw_logprob(logits[id], kernels.vocab_stats(logits, padded))};
+Choice score_token(const KernelTable& kernels, const float* logits, int32_t padded, int32_t id) {
+  const VocabStats stats = kernels.vocab_stats(logits, padded);
+  if (!stats.usable) return {kUnusable, 0.0f};
+  return {id, raw_logprob(logits[id], stats)};
 }
 
 }  // namespace interlingua

@@ -68,7 +68,7 @@ struct SamplerScratch {
   std::vector<int32_t> ids;
 };
 
-// Chooses for one row. `logits` [padded] is changed in place; entries from `vocab` on are -1e30. Leaves the row's
+// Chooses for one row. `logits` [padded] is changed in place; entries from `vocab` on are kLogitPad. Leaves the row's
 // `top_n` raw alternatives, ties at the last rank included, in `state.top`; does not append.
 // `allowed`, if not null, has bit i % 32 of word i / 32 set for each id i that may be chosen, at least one of them;
 // an id suppressed by min_new_tokens is chosen where nothing else is allowed.
@@ -80,7 +80,7 @@ void sampling_distribution(const KernelTable& kernels, float* logits, int32_t vo
                            const SamplerState& state, SamplerScratch& scratch, GreenLists& lists, double* out);
 
 // ln softmax of one id.
-Choice score_token(const KernelTable& kernels, const float* logits, int32_t vocab, int32_t padded, int32_t id);
+Choice score_token(const KernelTable& kernels, const float* logits, int32_t padded, int32_t id);
 
 // Philox4x32-10 (Salmon et al. 2011) on (seed, position): a uniform double in [0, 1).
 double philox_uniform(uint64_t seed, uint64_t position);

@@ -49,8 +49,8 @@ class Runner:
     ) -> list[F32]:
         """One step. Each item: (ids, first position, blocks); returns the logits [len(ids), vocab] of each.
 
-        `adapters`, if any, has one entry for each item; None = the base model. `wanted` says whose logits are asked for:
-        for each item numbers of its ids, in any order. With `last_only` each item's last alone.
+        `adapters`, if any, has one entry for each item; None = the base model. `wanted` says whose logits are asked
+        for: for each item numbers of its ids, in any order. With `last_only` each item's last alone.
         """
         tokens = [t for ids, _, _ in work for t in ids]
         positions = [first + i for ids, first, _ in work for i in range(len(ids))]

@@ -112,7 +112,7 @@ struct LoneRow {
     for (size_t i = 0; i < output.shape(0); i++) state.append(output.data()[i]);
   }
   float* fill(const Vector<const float>& logits) {
-    std::fill(row.begin(), row.end(), -1e30f);
+    std::fill(row.begin(), row.end(), kLogitPad);
     std::copy(logits.data(), logits.data() + vocab, row.begin());
     return row.data();
   }

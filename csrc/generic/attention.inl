@@ -264,19 +264,6 @@ struct Int8Kv {
 };
 
 // --- softmax and merge -----------------------------------------------------------------------------------------------
-// 2^x for x <= 0: minimax polynomial of degree 5 on [-1/2, 1/2]; exactly 1 at 0 and 0 below -127. Relative error under 2e-7.
-inline F exp2_lanes(F x) {
-  const F clamped = fmax(x, splat(-127.0f));
-  const F n = round_nearest(clamped), r = sub(clamped, n);
-  F p = splat(1.32647272e-3f);
-  p = fma(p, r, splat(9.67151264e-3f));
-  p = fma(p, r, splat(5.550733743e-2f));
-  p = fma(p, r, splat(2.402224209e-1f));
-  p = fma(p, r, splat(6.931469776e-1f));
-  p = fma(p, r, splat(1.0f));
-  return raise_exponent(p, n);
-}
-
 // Softmax of R queries over the blocks so far; a query is a lane of what is a number. Maxima are logarithms to base 2.
 template <int R>
 struct SoftmaxState {
@@ -383,7 +370,7 @@ inline void attention_tile(const AttentionArgs& args, int32_t kv_head, int32_t b
   for (int r = 0, head = begin % args.heads_per_kv; r < R; r++, head++) {
     if (head == args.heads_per_kv) head = 0, row++;
     query[r].find(args, kv_head, *row, head);
-    factor[r] = form.set_query(r, query[r].source, dim) * (args.scale * 1.44269504088896341f);
+    factor[r] = form.set_query(r, query[r].source, dim) * (args.scale * kLog2E);
     end = query[r].last + 1 > end ? query[r].last + 1 : end;
     start = query[r].first < start ? query[r].first : start;
   }

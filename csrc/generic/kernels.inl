@@ -7,10 +7,12 @@
 // `linear` and `attention` are the ISA file's own: linear_generic and attention_generic, or what gives the same bits.
 
 // --- exp ---------------------------------------------------------------------------------------------------------------
+constexpr float kLog2E = 1.44269504088896341f;
+
 // exp(x) for x <= 88: Cody-Waite reduction and a degree-6 polynomial; 0 below -87. Relative error under 2e-7.
 inline F exp_lanes(F x) {
   const F clamped = fmax(fmin(x, splat(88.0f)), splat(-87.0f));
-  const F n = round_nearest(mul(clamped, splat(1.44269504088896341f)));
+  const F n = round_nearest(mul(clamped, splat(kLog2E)));
   F r = fma(n, splat(-0.693359375f), clamped);
   r = fma(n, splat(2.12194440e-4f), r);
   F p = splat(1.3981999507e-3f);
@@ -21,6 +23,19 @@ inline F exp_lanes(F x) {
   p = fma(p, mul(r, r), r);
   p = add(p, splat(1.0f));
   return zero_below(x, -87.0f, mul(p, power_of_two(n)));
+}
+
+// 2^x for x <= 0: minimax polynomial of degree 5 on [-1/2, 1/2]; exactly 1 at 0 and 0 below -127. Relative error under 2e-7.
+inline F exp2_lanes(F x) {
+  const F clamped = fmax(x, splat(-127.0f));
+  const F n = round_nearest(clamped), r = sub(clamped, n);
+  F p = splat(1.32647272e-3f);
+  p = fma(p, r, splat(9.67151264e-3f));
+  p = fma(p, r, splat(5.550733743e-2f));
+  p = fma(p, r, splat(2.402224209e-1f));
+  p = fma(p, r, splat(6.931469776e-1f));
+  p = fma(p, r, splat(1.0f));
+  return raise_exponent(p, n);
 }
 
 inline F silu(F x) { return div(x, add(splat(1.0f), exp_lanes(sub(splat(0.0f), x)))); }
@@ -475,33 +490,53 @@ void rope(float* x, int32_t heads, int32_t head_dim, int32_t rotary, const float
 // --- vocabulary --------------------------------------------------------------------------------------------------------------
 // n is a multiple of 16: rows of logits are padded with kMasked.
 VocabStats vocab_stats(const float* x, int32_t n) {
-  F best = splat(-3.0e38f);
-  I where = int_splat(0);
-  for (int32_t i = 0; i < n; i += kLanes) keep_greater(best, where, load(x + i), i);
-  alignas(64) float values[kLanes];
-  alignas(64) int32_t bases[kLanes];
-  store(values, best);
-  int_store(bases, where);
-  VocabStats stats{values[0], bases[0], 0.0f};
-  for (int i = 1; i < kLanes; i++) {
-    const int32_t id = bases[i] + i;
-    if (values[i] > stats.max || (values[i] == stats.max && id < stats.argmax)) {
-      stats.max = values[i];
-      stats.argmax = id;
+  constexpr int kChains = 4;            // hide the latency of what each adds up; their number is part of the numerics
+  constexpr int32_t kChunk = 1024;      // of which the largest is known; the id is looked for in one alone
+  VocabStats stats{-__builtin_huge_valf(), 0, 0.0f, false};
+  I magnitude[kChains];
+  for (I& of_chain : magnitude) of_chain = int_splat(0);
+  int32_t at = 0;
+  for (int32_t first = 0; first < n; first += kChunk) {
+    const int32_t end = n - first < kChunk ? n : first + kChunk;
+    F best[kChains];
+    for (F& of_chain : best) of_chain = load(x + first);
+    int32_t i = first;
+    for (; i + kChains * kLanes <= end; i += kChains * kLanes)
+      for (int c = 0; c < kChains; c++) {
+        const F v = load(x + i + c * kLanes);
+        best[c] = fmax(best[c], v);
+        magnitude[c] = int_max(magnitude[c], magnitude_bits(v));
+      }
+    for (; i < end; i += kLanes) {
+      best[0] = fmax(best[0], load(x + i));
+      magnitude[0] = int_max(magnitude[0], magnitude_bits(load(x + i)));
+    }
+    const float largest = max_lanes(fmax(fmax(best[0], best[1]), fmax(best[2], best[3])));
+    if (largest > stats.max) {
+      stats.max = largest;
+      at = first;
     }
   }
-  // Four chains hide the latency of the additions; their number is part of the numerics.
-  const F max = splat(stats.max);
-  F sums[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+  const float limit = kLogitLimit;
+  int32_t bits;
+  __builtin_memcpy(&bits, &limit, sizeof bits);
+  stats.usable = int_max_lanes(int_max(int_max(magnitude[0], magnitude[1]), int_max(magnitude[2], magnitude[3]))) < bits;
+  if (!stats.usable) return stats;
+  while (x[at] != stats.max) at++;
+  stats.argmax = at;
+  const F max = splat(stats.max), log2_e = splat(kLog2E);
+  F sums[kChains];
+  for (F& of_chain : sums) of_chain = splat(0.0f);
   int32_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (int c = 0; c < 4; c++) sums[c] = add(sums[c], exp_lanes(sub(load(x + i + c * kLanes), max)));
-  for (; i < n; i += kLanes) sums[0] = add(sums[0], exp_lanes(sub(load(x + i), max)));
+  for (; i + kChains * kLanes <= n; i += kChains * kLanes)
+    for (int c = 0; c < kChains; c++)
+      sums[c] = add(sums[c], exp2_lanes(mul(sub(load(x + i + c * kLanes), max), log2_e)));
+  for (; i < n; i += kLanes) sums[0] = add(sums[0], exp2_lanes(mul(sub(load(x + i), max), log2_e)));
   stats.exp_sum = sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
   return stats;
 }
 
 void exp_scaled(const float* x, int32_t n, float max, float inv_temperature, float* out) {
-  for (int32_t i = 0; i < n; i += kLanes)
-    store(out + i, exp_lanes(mul(sub(load(x + i), splat(max)), splat(inv_temperature))));
+  const F largest = splat(max), factor = splat(inv_temperature * kLog2E);
+  for (int32_t i = 0; i < n; i += kLanes) store(out + i, exp2_lanes(mul(sub(load(x + i), largest), factor)));
 }

@@ -207,8 +207,8 @@ def test_wanted_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str) -
     monkeypatch.setitem(VARIANTS, "long", TinyModel(LONG))
     loaded = load_folder(write_tiny_model("long", tmp_path), threads=2, kv_cache_dtype=kv, kv_memory=64 << 20)
     runner = Runner(loaded)
-    # What is known, and what comes: two chunks of prompts, a token, a token and drafts, and a chunk of a context that is
-    # spread over threads.
+    # What is known, and what comes: two chunks of prompts, a few rows like those of a token and its drafts, and a
+    # context that is spread over threads.
     lengths = [(0, 50), (300, 33), (270, 1), (250, 9), (1040, 7)]
     ids = [random_ids(50 + i, before + count, 90) for i, (before, count) in enumerate(lengths)]
     blocks = [runner.blocks(len(i)) for i in ids]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,20 @@ def test_unusable_logits_choose_nothing(tier: str, value: float, where: slice) -
     logits[where] = value
     for params in (SamplingParams(), SamplingParams(do_sample=True, top_k=3), SamplingParams(repetition_penalty=1.5)):
         assert choose(tier, logits, PROMPT[:0], OUTPUT[:0], params, 0, 2) == [UNUSABLE] * 2
+
+
+@pytest.mark.parametrize("tier", kernel_names())
+def test_greedy_takes_the_first_of_the_largest(tier: str) -> None:
+    """In rows of any length, wherever it lies, down to the lowest usable score, which fills what lies behind a row."""
+    draw_at = random.Random(3)
+    for vocab in (1, 15, 17, 64, 100, 1023, 1024, 1025, 1100, 2049, 3000):
+        for lowest in (-20.0, -float(np.nextafter(np.float32(1e30), np.float32(0)))):
+            first = draw_at.randrange(vocab)
+            logits = np.full(vocab, lowest, np.float32)
+            if first:
+                later = [i for i in range(first, vocab) if draw_at.random() < 0.1]
+                logits[[first, *later]] = 1.5
+            assert draw(logits, SamplingParams(), 1, tier=tier) == [first]
 
 
 def test_every_tier_draws_the_same() -> None:

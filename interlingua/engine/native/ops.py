@@ -113,8 +113,8 @@ class Program:
         self._model.op_attention(qkv, out, layer, heads, window, scale)
 
     def narrow(self, *buffers: Buffer) -> None:
-        """Leaves out the rows whose logits nobody wants: they are read again only as keys and values. What follows may read
-        these buffers alone."""
+        """Leaves out the rows whose logits nobody wants, which are read again only as keys and values. What follows may
+        read these buffers alone."""
         self._model.op_narrow(list(buffers))
 
     def logits(self, source: Buffer, norm: int, eps: float, head: Linear, vocab: int) -> None:
