@@ -5,6 +5,7 @@ python openvino_engine.py MODEL.gguf FOLDER < job.json       {"prompts": [...], 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -13,9 +14,13 @@ from typing import Any
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a GGUF file")
+    parser.add_argument("folder", type=Path, help="of OpenVINO's own form of it, which is else made beside the file")
+    arguments = parser.parse_args()
     import openvino_genai as genai
 
-    gguf, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    gguf, folder = arguments.model, arguments.folder
     job: dict[str, Any] = json.load(sys.stdin)
     if not (folder / "openvino_model.xml").exists():
         genai.LLMPipeline(str(gguf), "CPU", enable_save_ov_model=True)  # writes the model beside the file

@@ -7,6 +7,7 @@ Everything lies in `build/peers`, or where INTERLINGUA_PEERS says.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -164,6 +165,16 @@ SERVERS = {"llama.cpp": llama_cpp, "vllm": vllm}
 ENVIRONMENTS = {"llama.cpp": llama_cpp_environment, "vllm": vllm_environment, "openvino": openvino_environment}
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or ENVIRONMENTS:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(ENVIRONMENTS)}; without one, all")
+    names = parser.parse_args().names
+    for name in names:
+        if name not in ENVIRONMENTS:  # argparse's own choices refuse an empty list
+            parser.error(f"no such engine: {name!r} (choose from {', '.join(ENVIRONMENTS)})")
+    for name in names or ENVIRONMENTS:
         ENVIRONMENTS[name]()
+
+
+if __name__ == "__main__":
+    main()
