@@ -94,7 +94,9 @@ def _models(options: Options) -> Iterator[tuple[str, str]]:
         facts = [f"{model.size / 1e6:.0f} MB", "here" if file.is_file() else "not fetched"]
         if model.name == DEFAULT_MODEL:
             facts.append("the default")
-        if file.is_file():
+        if model.unserved:
+            facts.append(f"cannot be served: {model.unserved}")
+        elif file.is_file():
             facts.append(_pool(file, options))
         yield "model", f"{model.name} ({', '.join(facts)})"
 

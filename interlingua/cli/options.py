@@ -405,7 +405,8 @@ class Options:
         Key(),
         None,
         Group.SERVER,
-        "ask for this key, as for `api_key`, where a route changes the server's state",
+        "ask for this key, as for `api_key`, where a route changes the server's state; as a variable "
+        "it is not seen by others, as a flag it is",
         absent="those routes work on a management address alone",
         secret=True,
     )
@@ -420,7 +421,8 @@ class Options:
         Key(),
         None,
         Group.SERVER,
-        "ask every generation request for `Authorization: Bearer KEY`",
+        "ask every generation request for `Authorization: Bearer KEY`; as a variable it is not seen by others, "
+        "as a flag it is",
         absent="none asked for",
         secret=True,
     )

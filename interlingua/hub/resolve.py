@@ -72,9 +72,9 @@ def resolve(
         return from_gguf(path, path.stem, tokenizers=cache / "tokenizers")
     if "/" in name_or_path or path.suffix == ".gguf":
         raise ModelError(f"{name_or_path}: no such file or folder")
-    names = ", ".join(packages.KNOWN_MODELS)
+    names = ", ".join(model.name for model in packages.KNOWN_MODELS.values() if not model.unserved)
     raise ModelError(
-        f"{name_or_path}: no such model; known names are {names}; else give the path of a GGUF file or a model's "
+        f"{name_or_path}: no such model; fetched by name: {names}; else give the path of a GGUF file or a model's "
         "folder, or a Hugging Face id org/name"
     )
 
