@@ -134,11 +134,14 @@ def test_the_deployment_lets_requests_end_and_asks_the_right_routes() -> None:
 # --- systemd ---------------------------------------------------------------------------------------------
 
 
-def test_the_unit_restarts_a_dead_engine_and_not_a_wrong_option() -> None:
+def test_the_unit_tries_again_what_can_pass_and_not_a_wrong_option() -> None:
     unit = text_of("interlingua.service")
     values = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"[A-Z]\w+=", line))
     assert values["Restart"] == "on-failure" and values["RestartPreventExitStatus"] == "2" and DIED == 1
     assert int(values["TimeoutStopSec"]) > GRACE
+    tries = int(values["StartLimitBurst"]) * int(values["RestartSec"])
+    assert tries >= GRACE, "the server before it may have the port as long as its last requests take"
+    assert tries < int(values["StartLimitIntervalSec"]), "it gives up some time"
     assert re.fullmatch(r"\S+/interlingua serve --config \S+", values["ExecStart"])
 
 

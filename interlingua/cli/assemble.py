@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from interlingua.cli.options import BY_NAME, Options
 from interlingua.cli.progress import WeightsBar
 from interlingua.contract.engine import Engine
 from interlingua.contract.errors import ModelError
 from interlingua.contract.request import Watermark
+from interlingua.engine.threads import in_thread
 from interlingua.media.sources import MediaSources
 from interlingua.service.prepare import Limits, ModelDefaults
 from interlingua.service.service import ServedModel
@@ -25,8 +22,6 @@ if TYPE_CHECKING:  # `generate` needs no server
     from interlingua.contract.dialect import DialectSettings
     from interlingua.hub import ModelFiles
     from interlingua.server.settings import ServerSettings
-
-T = TypeVar("T")
 
 # Options that one engine alone has a use for. Given to the other, they would be ignored in silence.
 _ENGINES_OWN = {
@@ -129,7 +124,7 @@ async def load(options: Options) -> ServedModel:
             tokenizer = Tokenizer.load(files)
             return files, tokenizer, _engine(chosen, files, tokenizer, bar)
 
-        files, tokenizer, engine = await _in_thread(read)
+        files, tokenizer, engine = await in_thread("load", read)
         await engine.start()
     name = options.served_model_name or files.name
     try:
@@ -253,30 +248,3 @@ def _context(files: ModelFiles) -> int:
     architecture = files.config.get("general.architecture")
     value = files.config.get(f"{architecture}.context_length", files.config.get("max_position_embeddings"))
     return value if isinstance(value, int) and value > 1 else 8192
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Runs `work` in a thread that nobody waits for when the program ends, unlike the event loop's own."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def finish(result: T | None, problem: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if problem is not None:
-            done.set_exception(problem)
-        else:
-            done.set_result(cast(T, result))
-
-    def run() -> None:
-        result: T | None = None
-        problem: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:
-            problem = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the program is ending
-            loop.call_soon_threadsafe(finish, result, problem)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await done

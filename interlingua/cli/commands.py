@@ -1,6 +1,7 @@
 """One command from its arguments to its exit code: parse, resolve the options, hand over to the command's own module.
 
-A mistake of the operator (UsageError) and a bad start (ModelError) are one line on standard error and exit code 2.
+A mistake of the operator (UsageError) and a bad start (ModelError) are one line on standard error and exit code 2, or 1
+if the same command may succeed a moment later.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from interlingua.cli import parser, settings
-from interlingua.contract.errors import InterlinguaError
+from interlingua.contract.errors import AddressInUseError, InterlinguaError
 
 
 def run(argv: Sequence[str]) -> int:
@@ -19,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
         return _run(argv)
     except (settings.UsageError, InterlinguaError) as problem:
         print(f"interlingua: {' '.join(str(problem).split())}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(problem, AddressInUseError) else 2
 
 
 def _run(argv: Sequence[str]) -> int:

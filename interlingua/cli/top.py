@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ssl
 import time
 import urllib.error
@@ -111,7 +110,7 @@ def run(options: Options, url: str) -> int:
         time.sleep(options.interval)
         Console().print(View(url, sample(url), first).render())
         return 0
-    with contextlib.suppress(KeyboardInterrupt), Live(View(url, first).render(), auto_refresh=False) as live:
+    with Live(View(url, first).render(), auto_refresh=False) as live:
         for view in _views(url, first, options.interval):
             live.update(view.render(), refresh=True)
     return 0

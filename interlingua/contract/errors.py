@@ -15,7 +15,8 @@ InterlinguaError
 │   ├── GenerationError             the engine failed on this request alone
 │   └── IncompleteGenerationError   the engine ended the stream without a last token
 ├── CancelledError                  the client left; never rendered, only counted
-└── ModelError                      a bad start (file, architecture, memory, port): one line, exit code 2
+└── ModelError                      a bad start (file, architecture, memory): one line, exit code 2
+    └── AddressInUseError           another process listens there, maybe not for long: one line, exit code 1
 
 Each class has a stable snake_case `kind`, used in metrics, logs and by dialects to choose a status.
 """
@@ -125,3 +126,10 @@ class ModelError(InterlinguaError):
     """The server cannot start as asked. The command line prints `message` as one line and exits with code 2."""
 
     kind: ClassVar[str] = "model"
+
+
+class AddressInUseError(ModelError):
+    """Another process listens at the server's address. It may be about to end: the exit code is 1, which has a
+    supervisor try again."""
+
+    kind: ClassVar[str] = "address_in_use"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn import Config, Server
 
-from interlingua.contract.errors import ModelError
+from interlingua.contract.errors import AddressInUseError, ModelError
 from interlingua.server.app import App
 from interlingua.server.protocol import protocol_class
 from interlingua.server.routes import Plane
@@ -87,7 +87,7 @@ class _Server(Server):
 
 
 def bind(settings: ServerSettings, plane: Plane = Plane.DATA) -> socket.socket:
-    """A bound socket, not listening yet. Raises ModelError in one line when that cannot be."""
+    """A bound socket, not listening yet. Raises AddressInUseError, or ModelError for another reason."""
     host, port = settings.own_addresses.get(plane, (settings.host, settings.port))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol must be named: asyncio sets TCP_NODELAY on accepted sockets only if it is, and without that
@@ -99,9 +99,10 @@ def bind(settings: ServerSettings, plane: Plane = Plane.DATA) -> socket.socket:
     except (OSError, OverflowError) as problem:
         listener.close()
         reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+        where = f"cannot listen on {host}:{port}: {reason}"
         if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
-            reason += f"; {_PORT_FLAGS[plane]} chooses another"
-        raise ModelError(f"cannot listen on {host}:{port}: {reason}") from None
+            raise AddressInUseError(f"{where}; {_PORT_FLAGS[plane]} chooses another") from None
+        raise ModelError(where) from None
     return listener
 
 
@@ -113,7 +114,8 @@ async def listening(app: App, listener: socket.socket, hurry: asyncio.Event | No
     engine then ends the rest with an error event; the connections are closed.
 
     Raises:
-        ModelError: the address of another plane is taken, or gRPC is asked for and not installed.
+        AddressInUseError: the address of another plane is taken.
+        ModelError: gRPC is asked for and not installed.
     """
     settings = app.settings
     async with contextlib.AsyncExitStack() as stack:
@@ -231,7 +233,8 @@ async def serve(app: App, load: Load, on_ready: Callable[[str], None] | None = N
         The exit code: 0 after a signal, `DIED` after the engine's death.
 
     Raises:
-        ModelError: the port is taken, or `load` raised it.
+        AddressInUseError: the port is taken.
+        ModelError: `load` raised it.
     """
     listener = bind(app.settings)
     if app.settings.open_to_all:

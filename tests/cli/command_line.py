@@ -21,9 +21,9 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def refused(result: subprocess.CompletedProcess[str]) -> str:
+def refused(result: subprocess.CompletedProcess[str], code: int = 2) -> str:
     """The one line of a refusal."""
-    assert result.returncode == 2, result.stderr
+    assert result.returncode == code, result.stderr
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr

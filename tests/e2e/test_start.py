@@ -168,7 +168,7 @@ async def test_memory_stays_within_weights_and_pool_when_the_cache_is_full(capsy
 
 
 def test_port_in_use(server: Server) -> None:
-    line = refused(run("serve", "--port", str(server.port)))
+    line = refused(run("serve", "--port", str(server.port)), code=1)
     assert line == f"cannot listen on 127.0.0.1:{server.port}: Address already in use; --port chooses another"
     with socket.create_connection(("127.0.0.1", server.port)):
         pass  # the first one is none the worse for it

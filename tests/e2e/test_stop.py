@@ -134,6 +134,30 @@ def test_a_hangup_while_the_server_starts_is_no_end() -> None:
         assert process.wait(20) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["serve --port 0 --kv-memory 64MiB", "verify --requests 8"])
+def test_at_any_moment_of_a_start(command: str, number: signal.Signals) -> None:
+    for moment in range(12):
+        with subprocess.Popen(
+            [sys.executable, "-m", "interlingua.cli.main", *command.split()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            while not _catches(process.pid, signal.SIGTERM):
+                time.sleep(0.001)
+            time.sleep(0.1 * moment)
+            process.send_signal(number)
+            assert process.stderr is not None
+            lines = [line for line in process.stderr if "stopping: requests running 0" not in line]
+            code = process.wait(60)
+        if command.startswith("serve"):
+            assert (code, lines) == (0, [])
+        else:
+            word = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}[number]
+            assert (code, lines) == (128 + number, [f"interlingua: {word}\n"])
+
+
 def _catches(pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)

@@ -44,6 +44,7 @@ from interlingua.engine.native.outcome import Outcome, read_outcomes
 from interlingua.engine.native.scheduler import Scheduler
 from interlingua.engine.native.sequence import Sequence
 from interlingua.engine.native.weights import Quantize
+from interlingua.engine.threads import PREFIX, in_thread
 from interlingua.hub.files import ModelFiles
 
 _log = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ class NativeEngine:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         bound_free_heap(_FREE_HEAP)
-        loaded = await asyncio.to_thread(_tidily, load_model, self._files, self._options, self._progress)
+        loaded = await in_thread("weights", lambda: _tidily(load_model, self._files, self._options, self._progress))
         vocabulary, width = self._vocabulary, loaded.info.vocab_size
         if vocabulary is not None and Guides.fits(vocabulary, width):
             self._guides = Guides(vocabulary, width, self._wake_up)
@@ -193,7 +194,7 @@ class NativeEngine:
             copy=loaded.model.copy_block,
         )
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
-        self._thread = threading.Thread(target=self._run, name="interlingua-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{PREFIX}engine", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:

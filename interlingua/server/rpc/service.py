@@ -18,9 +18,9 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from interlingua.contract.errors import (
+    AddressInUseError,
     GenerationError,
     InterlinguaError,
-    ModelError,
     NotFoundError,
     UnauthorizedError,
     UnavailableError,
@@ -305,8 +305,8 @@ def _serialize(message: Any) -> bytes:
 async def listening(app: App, last_bytes: float) -> AsyncIterator[str]:
     """Serves gRPC while the block runs, and yields its address. On leaving, calls get `last_bytes` seconds to end.
 
-    With the settings' certificates it speaks TLS. Raises ModelError: the address is taken, or the settings ask of TLS
-    what gRPC's cannot do.
+    With the settings' certificates it speaks TLS. Raises AddressInUseError, and ModelError when the settings ask
+    of TLS what gRPC's cannot do.
     """
     settings = app.settings
     server = grpc.aio.server(
@@ -328,7 +328,8 @@ async def listening(app: App, last_bytes: float) -> AsyncIterator[str]:
     try:
         port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError:
-        raise ModelError(f"cannot listen on {address} for gRPC: the address is taken, or not this machine's") from None
+        reason = "the address is taken, or not this machine's"  # gRPC does not say which
+        raise AddressInUseError(f"cannot listen on {address} for gRPC: {reason}") from None
     await server.start()
     try:
         yield f"{host}:{port}"
