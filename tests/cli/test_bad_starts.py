@@ -88,7 +88,7 @@ def test_broken_gguf(tmp_path: Path, content: bytes) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     for path in (tmp_path / "none.gguf", tmp_path / "none", Path("../none.gguf"), Path("none.gguf"), Path("a/b/c")):
         assert line_of(path) == f"{path}: no such file or folder"
-    assert "known names are" in refused(run("serve", "none", "--port", "0"))
+    assert "fetched by name: smollm2-135m-instruct; else" in refused(run("serve", "none", "--port", "0"))
     assert str(tmp_path) in line_of(tmp_path)
 
 
