@@ -195,28 +195,36 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoiceRule:
+    """OpenAI's choices; and what TGI takes beside them: the bare name of a function, and an object without `type`."""
+
     type_name: str = "string or object"
 
     def check(self, value: object, settings: DialectSettings) -> ToolChoice:
         if value == "none" or value == "auto" or value == "required":
             return ToolChoice(value)
-        if isinstance(value, dict) and value.get("type") == "function":
-            function = value.get("function")
-            name = function.get("name") if isinstance(function, dict) else None
-            if isinstance(name, str) and name:
-                return ToolChoice("named", name)
-        raise Refusal(value)
+        if isinstance(value, str) and value:
+            return ToolChoice("named", value)
+        if not isinstance(value, dict):
+            raise Refusal(value)
+        if value.get("type") not in (None, "function"):
+            raise Refusal(value["type"], ".type", '"function"')
+        function = value.get("function")
+        if not isinstance(function, dict):
+            raise Refusal(function, ".function", 'an object {"name": …}')
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise Refusal(name, ".function.name", "a non-empty string")
+        return ToolChoice("named", name)
 
     def accepts(self, settings: DialectSettings) -> str:
-        return '"none", "auto", "required" or {"type": "function", "function": {"name": …}}'
+        return '"none", "auto", "required", {"type": "function", "function": {"name": …}} or a function\'s name alone'
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         named = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}}
-        function = {"type": "string", "enum": ["function"]}
-        properties = {"type": function, "function": named}
+        properties = {"type": {"enum": ["function", None]}, "function": named}
         return {
             "anyOf": [
-                {"type": "string", "enum": ["none", "auto", "required"]},
-                {"type": "object", "required": ["type", "function"], "properties": properties},
+                {"type": "string", "minLength": 1, "description": "none, auto, required, or a function's name"},
+                {"type": "object", "required": ["function"], "properties": properties},
             ]
         }

@@ -14,40 +14,59 @@ from interlingua.contract.request import Grammar
 from interlingua.dialects._bounds import MAX_CHOICES
 from interlingua.dialects._json import parse_object, show
 from interlingua.dialects._openai_rules import FUNCTION_NAME, checked_at
-from interlingua.dialects._rules import Refusal
+from interlingua.dialects._rules import GrammarRule, Refusal
 
 JSON_OBJECT = Grammar("json_schema", '{"type":"object"}')
+_TGI_GRAMMAR = GrammarRule()
+# Types of `response_format`, and the keys that may hold what the type alone does not say.
+_FORMATS = {
+    "text": (),
+    "json_object": ("value",),
+    "json_schema": ("json_schema", "value"),
+    "json": ("value",),
+    "regex": ("value",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """OpenAI's `response_format`. None for text."""
+    """OpenAI's `response_format`, or a grammar as TGI writes it there: with a `value`. None for text."""
 
     type_name: str = "object"
 
     def check(self, value: object, settings: DialectSettings) -> Grammar | None:
         if not isinstance(value, dict):
             raise Refusal(value)
-        kind = value.get("type")
+        kind, named, body = value.get("type"), value.get("json_schema"), value.get("value")
+        if not isinstance(kind, str) or kind not in _FORMATS:
+            raise Refusal(kind, ".type", f"one of {', '.join(json.dumps(one) for one in _FORMATS)}")
+        for key, given in (("json_schema", named), ("value", body)):
+            if given is not None and key not in _FORMATS[kind]:
+                raise Refusal(given, f".{key}", f"absent with type {json.dumps(kind)}")
+        if kind in ("json", "regex") or body is not None:
+            if named is not None:
+                raise Refusal(body, ".value", "absent beside json_schema")
+            return _TGI_GRAMMAR.check(value, settings)
         if kind == "text":
             return None
         if kind == "json_object":
             return JSON_OBJECT
-        if kind != "json_schema":
-            raise Refusal(kind, ".type", 'one of "text", "json_object" and "json_schema"')
-        named = value.get("json_schema")
         if not isinstance(named, dict):
             raise Refusal(named, ".json_schema", 'an object {"name": …, "schema": …}')
         checked_at(FUNCTION_NAME, named.get("name"), ".json_schema.name", settings)
         return schema_grammar(named.get("schema"), ".json_schema.schema", settings)
 
     def accepts(self, settings: DialectSettings) -> str:
-        return 'an object {"type": "text" | "json_object" | "json_schema", "json_schema": {"name": …, "schema": …}}'
+        return (
+            'an object {"type": "text" | "json_object" | "json_schema", "json_schema": {"name": …, "schema": …}}, '
+            'or TGI\'s {"type": "json" | "json_object" | "json_schema" | "regex", "value": …}'
+        )
 
     def schema(self, settings: DialectSettings) -> dict[str, Any]:
         def variant(kind: str, **more: Any) -> dict[str, Any]:
             properties = {"type": {"type": "string", "enum": [kind]}, **more}
-            return {"type": "object", "required": list(properties), "properties": properties}
+            absent = {key: {"type": "null"} for key in ("json_schema", "value") if key not in more}
+            return {"type": "object", "required": list(properties), "properties": properties | absent}
 
         named = {
             "type": "object",
@@ -58,7 +77,12 @@ class ResponseFormat:
                 "strict": {"type": ["boolean", "null"]},
             },
         }
-        return {"oneOf": [variant("text"), variant("json_object"), variant("json_schema", json_schema=named)]}
+        own = [variant("text"), variant("json_object"), variant("json_schema", json_schema=named)]
+        grammars = [
+            one | {"properties": one["properties"] | {"json_schema": {"type": "null"}}}
+            for one in _TGI_GRAMMAR.schema(settings)["oneOf"]
+        ]
+        return {"oneOf": [*own, *grammars]}
 
 
 @dataclass(frozen=True, slots=True)

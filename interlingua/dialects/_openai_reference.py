@@ -20,7 +20,9 @@ vLLM's are those that vLLM's server of the same routes adds. Other fields of Ope
 `service_tier` and the like) are unknown here and change nothing.
 
 One answer has one form: of `response_format`, `structured_outputs`, the `guided_*` fields and a `tool_choice` that asks
-for a call, at most one can be given.
+for a call, at most one can be given. `response_format` may also be a grammar as TGI's server of the same route takes
+it, with a `value`: `{"type": "json", "value": SCHEMA}`, `{"type": "regex", "value": …}`. A `value` or `json_schema`
+beside a type that has no use for it is refused.
 """
 
 _CHAT = """\
@@ -52,7 +54,8 @@ from the template:
 | `<\\|python_tag\\|>`, or `ipython` and `"parameters"` | `{"name": …, "parameters": {…}}; …`, nothing else (Llama 3) |
 
 A call of a function that is not among the tools, and what is no good call before its name is complete, is text. With
-`required` or a named function a grammar makes the answer a call, whose arguments fit the function's `parameters`.
+`required` or a named function a grammar makes the answer a call, whose arguments fit the function's `parameters`. TGI's
+ways to name a function are good too: its bare name, and the object without `type`, as `huggingface_hub` writes it.
 `finish_reason` is then `tool_calls`, unless the answer was cut (`length`).
 
 A template that holds `</think>` marks reasoning: what stands between `<think>` and `</think>` at the start comes as

@@ -161,7 +161,7 @@ _OPENAI = (
         "response_format",
         ResponseFormat(),
         "text",
-        "The form of the answer: text, any JSON object, or JSON of a schema.",
+        "The form of the answer: text, any JSON object, or JSON of a schema; or TGI's `grammar`, with its `value`.",
     ),
     _field("user", Text(0, 1 << 20), "none", "Checked; has no effect on this server."),
 )

@@ -25,7 +25,7 @@ from interlingua.contract.request import (
 from interlingua.dialects import _openai_errors
 from interlingua.dialects._chat_rules import ToolChoice
 from interlingua.dialects._fields import Table, note_unknown
-from interlingua.dialects._json import parse_object
+from interlingua.dialects._json import parse_object, show
 from interlingua.dialects._openai_answers import ChatEncoder, CompletionEncoder, Head, MakeReader, Shown
 from interlingua.dialects._openai_openapi import describe_chat, describe_completions
 from interlingua.dialects._openai_output import Reader
@@ -234,7 +234,8 @@ def _tool_choice(values: Mapping[str, Any]) -> ToolChoice:
         return ToolChoice("none")
     names = [tool["function"]["name"] for tool in tools]
     if choice.mode == "named" and choice.name not in names:
-        raise ValidationError("tool_choice", f"must name one of the tools ({', '.join(names)}), got {choice.name!r}")
+        words = f"must be none, auto, required or name one of the tools ({', '.join(names)})"
+        raise ValidationError("tool_choice", f"{words}, got {show(choice.name)}")
     return choice
 
 

@@ -112,3 +112,32 @@ def test_chat_on_a_plain_url(served: Served, python: Path, kind: str) -> None:
         "".join(chunk["choices"][0]["delta"]["content"] or "" for chunk in chunks if chunk["choices"]) == "alpha beta"
     )
     assert {answer["model"] for answer in (whole, *chunks)} == {MODEL}
+
+
+def chat_errors(python: Path, served: Served, *arguments: dict[str, Any]) -> list[str]:
+    prompt = [{"role": "user", "content": "x"}]
+    job = {"kind": "sync", "method": "chat_completion", "prompt": prompt}
+    return [
+        one["text"] for one in call(python, "hub_calls.py", served.url, [job | {"arguments": a} for a in arguments])[1:]
+    ]
+
+
+def test_grammars_of_chats_as_its_docstring_writes_them(served: Served, python: Path) -> None:
+    """They reach the engine, which here takes none."""
+    schema = {"properties": {"location": {"type": "string"}}, "required": ["location"]}
+    formats = [
+        {"type": "json", "value": schema},
+        {"type": "json_object", "value": schema},
+        {"type": "regex", "value": "a+"},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    ]
+    for text in chat_errors(python, served, *({"response_format": one} for one in formats)):
+        assert "`response_format`" in text and "not supported by the echo engine" in text
+
+
+def test_its_own_type_for_a_function_to_call(served: Served, python: Path) -> None:
+    """`ChatCompletionInputToolChoiceClass` has no `type`. A call is a grammar, which the engine here refuses."""
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    choices = [{"function": {"name": "weather"}}, "weather"]
+    for text in chat_errors(python, served, *({"tools": [tool], "tool_choice": one} for one in choices)):
+        assert "`tool_choice`" in text and "not supported by the echo engine" in text

@@ -102,6 +102,9 @@ EDGES: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
             '{"type":"text"}',
             '{"type":"json_object"}',
             '{"type":"json_schema","json_schema":{"name":"x","schema":{}}}',
+            '{"type":"json_object","json_schema":null,"value":null}',
+            '{"type":"json","value":{}}',
+            '{"type":"regex","value":"a"}',
         ),
         (
             '{"type":"xml"}',
@@ -109,13 +112,27 @@ EDGES: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
             '{"type":"json_schema","json_schema":{"name":"x"}}',
             '{"type":"json_schema","json_schema":{"schema":{}}}',
             '{"type":"json_schema","json_schema":{"name":"a b","schema":{}}}',
+            '{"type":"json_schema","json_schema":{"name":"x","schema":{}},"value":{"schema":{}}}',
+            '{"type":"json_schema","value":{}}',
+            '{"type":"json_object","json_schema":{"name":"x","schema":{}}}',
+            '{"type":"json_object","value":[]}',
+            '{"type":"json_object","value":"{"}',
+            '{"type":"json"}',
+            '{"type":"json","json_schema":{"name":"x","schema":{}},"value":{}}',
+            '{"type":"regex"}',
+            '{"type":"regex","value":{}}',
+            '{"type":"text","value":{}}',
+            '{"type":["json"]}',
+            "{}",
             "1",
         ),
     ),
     ("tools", (CHAT,), ("[]", json.dumps([WEATHER, PLAIN])), ("{}", "[1]", '[{"type":"x"}]', json.dumps([PLAIN] * 2))),
     ("tools", (CHAT,), (), ('[{"type":"function","function":{"name":"a b"}}]',)),
     ("tools", (CHAT,), (), ('[{"type":"function","function":{"name":"a","parameters":[]}}]',)),
-    ("tool_choice", (CHAT,), ('"none"', '"auto"'), ('"required"', '"x"', "1", '{"type":"function"}')),
+    ("tool_choice", (CHAT,), ('"none"', '"auto"'), ('"required"', '"x"', '""', "1", "[]", "{}")),
+    ("tool_choice", (CHAT,), (), ('{"type":"function"}', '{"type":"x","function":{"name":"plain"}}')),
+    ("tool_choice", (CHAT,), (), ('{"function":{}}', '{"function":{"name":""}}', '{"function":{"name":1}}')),
     ("functions", (CHAT,), ("[]",), ('[{"name":"x"}]',)),
     ("modalities", (CHAT,), ('["text"]',), ('["audio"]',)),
     ("top_logprobs", (CHAT,), ("0",), ("21", "1", *NO_INTEGERS)),
@@ -151,6 +168,7 @@ def test_null_is_absent_and_unknown_fields_change_nothing(path: str) -> None:
     assert request(path, nulls) == request(path) == request(path, '"store":true,"metadata":{"a":"b"},"extra":[1]')
 
 
+NULL = Grammar("json_schema", '{"type":"null"}')
 READS: list[tuple[str, str, dict[str, object]]] = [
     (
         CHAT,
@@ -179,6 +197,12 @@ READS: list[tuple[str, str, dict[str, object]]] = [
     (COMPLETIONS, '"model":"tgi"', {"model": None}),
     (VLLM, '"model":"tgi"', {"model": "tgi"}),
     (CHAT, '"response_format":{"type":"json_object"}', {"grammar": Grammar("json_schema", '{"type":"object"}')}),
+    # As TGI writes grammars there, which Hugging Face's client documents.
+    (CHAT, '"response_format":{"type":"json_object","value":{"type":"null"}}', {"grammar": NULL}),
+    (CHAT, '"response_format":{"type":"json","value":{"type":"null"}}', {"grammar": NULL}),
+    (CHAT, '"response_format":{"type":"json","value":"{\\"type\\":\\"null\\"}"}', {"grammar": NULL}),
+    (CHAT, '"response_format":{"type":"json_schema","value":{"schema":{"type":"null"}}}', {"grammar": NULL}),
+    (COMPLETIONS, '"response_format":{"type":"regex","value":"a+"}', {"grammar": Grammar("regex", "a+")}),
     (CHAT, '"guided_choice":["a","b"]', {"grammar": Grammar("choice", '["a","b"]')}),
     (CHAT, '"structured_outputs":{"regex":"a+"}', {"grammar": Grammar("regex", "a+")}),
     (CHAT, '"guided_grammar":"start: A"', {"grammar": Grammar("lark", "start: A")}),
@@ -376,9 +400,31 @@ def grammar(**fields: Any) -> Any:
     return None if got is None else json.loads(got.value)
 
 
-def test_a_named_function_is_its_parameters() -> None:
-    named = {"type": "function", "function": {"name": "weather"}}
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"type": "function", "function": {"name": "weather"}},
+        {"function": {"name": "weather"}},  # as TGI's clients write it
+        {"type": None, "function": {"name": "weather"}},
+        "weather",
+    ],
+)
+def test_a_named_function_is_its_parameters(named: object) -> None:
     assert grammar(tools=[WEATHER, PLAIN], tool_choice=named) == WEATHER["function"]["parameters"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("choice", ["any", {"function": {"name": "any"}}])
+def test_a_choice_of_no_tool_is_told_them(choice: object) -> None:
+    fields = {"messages": USER, "tools": [WEATHER, PLAIN], "tool_choice": choice}
+    outcome = call_or_reply(CHAT, json.dumps(fields).encode())
+    assert isinstance(outcome, Reply) and outcome.status == 400
+    message = json.loads(outcome.body)["error"]["message"]
+    assert message == (
+        '`tool_choice` must be none, auto, required or name one of the tools (weather, plain), got "any"'
+    )
+
+
+def test_tools_are_a_choice() -> None:
     assert grammar(tools=[WEATHER], tool_choice="auto") is None
     assert grammar(tools=[WEATHER], tool_choice="none") is None
 

@@ -90,7 +90,7 @@ async def test_what_cannot_be_followed_is_refused_while_others_run(server: Serve
 
 
 async def test_explosive_grammars_hold_up_nobody(server: Server) -> None:
-    """Refused, followed, or given up in mid-answer (424); the server answers meanwhile."""
+    """Refused, followed, or given up in mid-answer (422); the server answers meanwhile."""
     linked = {
         "type": "object",
         "properties": {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
