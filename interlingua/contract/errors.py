@@ -7,7 +7,8 @@ InterlinguaError
 │   ├── PayloadTooLargeError        the body is over the limit
 │   ├── UnauthorizedError           no key, or a wrong one
 │   ├── ForbiddenError              the key, or the address, does not allow this
-│   ├── NotFoundError               no such route or model
+│   ├── NotFoundError               no such route
+│   │   └── UnknownModelError       no such model
 │   ├── MethodNotAllowedError       the route exists, the method does not
 │   ├── OverloadedError             no permit free: refused at once
 │   ├── UnavailableError            loading, stopping, or the engine makes no progress
@@ -78,6 +79,14 @@ class ForbiddenError(RequestError):
 
 class NotFoundError(RequestError):
     kind: ClassVar[str] = "not_found"
+
+
+class UnknownModelError(NotFoundError):
+    """A request names a model that is not served. `adapters` are those that it could name too, with commas between."""
+
+    def __init__(self, model: str, served: str, adapters: str = "") -> None:
+        others = f" and the adapters {adapters} are" if adapters else " is"
+        super().__init__(f'model "{model}" is not served here; "{served}"{others}')
 
 
 class MethodNotAllowedError(RequestError):

@@ -54,6 +54,7 @@ READY = Field(
     defaults={COLUMN: "false"},
     effect="true leaves models out of the index that cannot be used now.",
 )
+INPUTS = tuple(field.name for field in INPUT_FIELDS)
 FLAGS = tuple(field.name for field in INPUT_FIELDS if field.datatype == BOOL)
 OUTPUTS: Mapping[str, str] = {field.name: field.datatype for field in OUTPUT_FIELDS}
 EXTRA_OUTPUTS = tuple(name for name in OUTPUTS if name not in (TEXT_OUTPUT, IDS_OUTPUT))

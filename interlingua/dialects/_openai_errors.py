@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import orjson
 
 from interlingua.contract.dialect import Reply
-from interlingua.contract.errors import InterlinguaError, ValidationError
+from interlingua.contract.errors import InterlinguaError, UnknownModelError, ValidationError
 from interlingua.dialects import _errors
 
 _INVALID = "invalid_request_error"
@@ -34,7 +32,6 @@ CODES = {
     "timeout": "timeout",
     "payload_too_large": "payload_too_large",
 }
-_UNKNOWN_MODEL = re.compile(r'model "')
 
 
 def body(error: InterlinguaError) -> bytes:
@@ -42,7 +39,7 @@ def body(error: InterlinguaError) -> bytes:
     message = error.message.encode("utf-8", "replace").decode()  # foreign text in it may hold lone surrogates
     param = error.field or None if isinstance(error, ValidationError) else None
     code = CODES.get(error.kind)
-    if error.kind == "not_found" and _UNKNOWN_MODEL.match(message):
+    if isinstance(error, UnknownModelError):
         param, code = "model", "model_not_found"
     kind = STATUSES.get(error.kind, STATUSES["request"])[1]
     return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})

@@ -52,6 +52,12 @@ _MODEL = _field(
 )
 _VLLM_MODEL = _field("model", Text(1, 256), "the served model", f"{_NAMED}.")
 _STREAM = _field("stream", Boolean(), "false", "Answer with server-sent events.")
+_VLLM_STREAM = _field(
+    "stream",
+    Boolean(),
+    "false",
+    "Answer piece by piece, framed as `--vllm-stream` says: a JSON object on each line, unless it says otherwise.",
+)
 _TEXTS = Stops(items=1024)
 
 _SAMPLING = (
@@ -295,7 +301,7 @@ VLLM_TABLE = Table.of(
             lenient=Prompt(max_chars=LENIENT_PROMPT_CHARS, image_bytes=40 * MiB, audio_bytes=40 * MiB),
         ),
         _VLLM_MODEL,
-        _STREAM,
+        _VLLM_STREAM,
         _field("max_tokens", Integer(1, INT32_MAX), str(MAX_COMPLETION_TOKENS), "The most tokens to generate."),
         *_SAMPLING,
         *_ANSWERS,

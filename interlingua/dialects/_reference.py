@@ -83,6 +83,10 @@ also under `/triton`. An unknown model or version is 404, whatever the body hold
 
 The body holds `id`, `text_input` and the rest either in an object `parameters` or at the top level; with
 both, `parameters` wins. The document's names win over Triton's own (`max_tokens`).
+
+What is not in the table is unknown here and changes nothing, though other routes know it (`adapter_id`, `grammar`,
+`truncate`, `best_of`): for an adapter or a grammar use TGI's `/generate` or OpenAI's routes. An adapter's name is no
+model's name here.
 """
 
 _TRITON_ANSWERS = """\
@@ -117,7 +121,8 @@ Shared memory, classification and compressed bodies are refused.
 
 The fields of Triton's table above may stand in the input `sampling_parameters` (the text of a JSON object), in the
 `parameters` of the input that holds the prompt, or in those of the request; the first named wins. `timeout` is in
-seconds here too, not in Triton's microseconds.
+seconds here too, not in Triton's microseconds. Other parameters change nothing, as above; inputs of other names are
+refused.
 """
 
 _KSERVE_ANSWERS = """\
@@ -267,8 +272,8 @@ What a part may name is the operator's to say ([configuration.md](configuration.
 - A path is absolute, without `.`, `..` and empty steps, and leads through no symbolic link to a regular file below
   `allowed_local_media_path` (`/data/multimodal_inputs`) that is not larger than the table says.
 
-A part that breaks these rules is refused for that, with its place, the rule and what was given. A part that keeps them
-is refused too, since the served model reads text only: nothing is fetched, no name is resolved and no file is opened.
+Every part is refused, since the served model reads text only: nothing is fetched, no name is resolved and no file is
+opened. For one that breaks these rules the error also has the rule and what was given.
 What only fetching can do does not exist yet: to judge the address that a name leads to, the size and the content of
 what comes, and at the start the free disk for it (largest file × requests at once × 1.5). Markdown images in a string
 stay plain text.

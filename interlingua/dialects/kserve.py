@@ -28,6 +28,7 @@ from interlingua.dialects._kserve_table import (
     FLAGS,
     IDS_INPUT,
     IDS_OUTPUT,
+    INPUTS,
     KNOWN_PARAMETERS,
     OUTPUTS,
     SAMPLING_INPUT,
@@ -153,6 +154,21 @@ def read_inference(
     )
 
 
+def tensor_head(place: str, name: object, datatype: object, shape: object, parameters: Mapping[str, Any]) -> TensorHead:
+    """What an input says of itself; a wrong name is found before a wrong datatype. Raises ValidationError."""
+    if isinstance(name, str) and name and name not in INPUTS and datatype != UINT32:
+        raise _unknown_name(place, name)
+    return TensorHead.read(place, name, datatype, shape, parameters)
+
+
+def _unknown_name(place: str, name: str) -> ValidationError:
+    hint = ""
+    if name in PARAMETERS:
+        hint = f", a parameter: its place is {SAMPLING_INPUT} or an object `parameters`"
+    problem = f"must be one of {', '.join(INPUTS)}, or any other of a lone UINT32 prompt, got {show(name)}{hint}"
+    return ValidationError(f"{place}.name", problem)
+
+
 def _by_name(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     inputs: dict[str, Tensor] = {}
     for tensor in tensors:
@@ -165,9 +181,12 @@ def _by_name(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
 def _prompt_tensor(inputs: Mapping[str, Tensor]) -> Tensor:
     """The one input that holds the prompt: `text_input`, or ids under `input0` or any name that means nothing else."""
     prompt: Tensor | None = None
+    named = TEXT_INPUT.name in inputs or IDS_INPUT in inputs
     for name, tensor in inputs.items():
         if name == SAMPLING_INPUT or name in FLAGS:
             continue
+        if name not in INPUTS and (named or prompt is not None):
+            raise _unknown_name(tensor.place, name)
         if name != TEXT_INPUT.name and tensor.datatype != UINT32:
             problem = f"must be UINT32 for a prompt of token ids ({IDS_INPUT}), got {tensor.datatype}"
             raise ValidationError(f"{tensor.place}.datatype", problem)
@@ -328,7 +347,7 @@ def _tensors(document: Document, binary: memoryview) -> Iterator[Tensor]:
     rest = binary
     for place, entry in _list(document, "inputs"):
         parameters = _inner_parameters(entry, place)
-        head = TensorHead.read(place, entry.get("name"), entry.get("datatype"), entry.get("shape"), parameters)
+        head = tensor_head(place, entry.get("name"), entry.get("datatype"), entry.get("shape"), parameters)
         size = parameters.get("binary_data_size")
         if size is None:
             yield Tensor.of_json(head, entry.get("data"))

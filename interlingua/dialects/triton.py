@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Reply, Route, WireRequest
-from interlingua.contract.errors import NotFoundError, RequestError, ValidationError
+from interlingua.contract.errors import NotFoundError, RequestError, UnknownModelError, ValidationError
 from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, TextStopped, TextToken
 from interlingua.contract.request import GenerationRequest, Priority, Prompt, SamplingRequest, StopMode
 from interlingua.dialects import _errors, _sse
@@ -118,7 +118,7 @@ def make_request(
 def check_model(served: str, model: str, version: str = VERSION) -> str:
     """The name of the served model, if a client's words mean it. Raises NotFoundError."""
     if model != served:
-        raise NotFoundError(f'model "{cut(model)}" is not served here; "{served}" is')
+        raise UnknownModelError(cut(model), served)
     if version != VERSION:
         raise NotFoundError(f'model "{model}" has no version "{cut(version)}"; it has version {VERSION}')
     return model

@@ -122,7 +122,7 @@ class MediaSources:
             raise ValueError(f"must be a URL of the form http(s)://HOST[:PORT]/PATH with {HOST_RULE}")
         host = canonical_host(match[1])
         if not self.hosts and not self.public:
-            raise ValueError("must be no URL: no host of media is allowed here (see `allowed_media_domains`)")
+            raise ValueError("must be no URL: no host of media is allowed here")
         if _is_name(host):
             if _below(host, _LOOPBACK):
                 raise ValueError("must name no loopback host")
@@ -135,7 +135,7 @@ class MediaSources:
         elif not is_public(ip_address(host)):
             raise ValueError("must name no private, loopback, link-local, reserved or metadata address")
         if not self.public:
-            raise ValueError("must name a host that is allowed here (see `allowed_media_domains`)")
+            raise ValueError("must name a host that is allowed here")
 
     def _check_file(self, part: MediaPart) -> None:
         path = part.source.removeprefix("file://")

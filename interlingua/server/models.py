@@ -9,13 +9,14 @@ from typing import Any
 import orjson
 
 from interlingua.contract.dialect import Reply
-from interlingua.contract.errors import NotFoundError
+from interlingua.contract.errors import UnknownModelError
 from interlingua.dialects._json import cut
 from interlingua.dialects._openai_openapi import ERROR
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
 from interlingua.server.middleware import check_key
 from interlingua.server.routes import SystemRoute
+from interlingua.service import adapters
 from interlingua.service.service import Service
 
 _OWNER = "interlingua"
@@ -82,7 +83,8 @@ class Models:
         name = "/".join(exchange.path_params.values())  # names may hold a slash
         found = next((model for model in self._models() if model["id"] == name), None)
         if found is None:
-            raise NotFoundError(f'model "{cut(name)}" is not served here')
+            loaded = {adapter.name: adapter for adapter in self._service.adapters}
+            raise UnknownModelError(cut(name), self._service.loaded().name, adapters.listing(loaded, ""))
         await exchange.reply(Reply(200, orjson.dumps(found)))
 
     def _models(self) -> list[dict[str, Any]]:
@@ -99,5 +101,5 @@ class Models:
                 "max_model_len": self._service.room.total,
             }
 
-        adapters = [entry(adapter.name, adapter.name, model.name) for adapter in self._service.adapters]
-        return [entry(model.name, model.name, None), *adapters]
+        loaded = [entry(adapter.name, adapter.name, model.name) for adapter in self._service.adapters]
+        return [entry(model.name, model.name, None), *loaded]

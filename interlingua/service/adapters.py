@@ -29,11 +29,11 @@ def find(adapters: Mapping[str, Adapter], name: str, field: str) -> Adapter:
     return adapter
 
 
-def listing(adapters: Mapping[str, Adapter]) -> str:
-    """The names for an error message: the first few."""
+def listing(adapters: Mapping[str, Adapter], nothing: str = "none is loaded") -> str:
+    """The names for an error message: the first few, or `nothing`."""
     names = sorted(adapters)
     more = len(names) - _MOST_LISTED
-    return (", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")) or "none is loaded"
+    return (", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")) or nothing
 
 
 def check_load(name: str, path: str, model_name: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from interlingua.contract.engine import EngineInfo
-from interlingua.contract.errors import NotFoundError, NotSupportedError, ValidationError
+from interlingua.contract.errors import NotSupportedError, UnknownModelError, ValidationError
 from interlingua.contract.request import (
     Adapter,
     ChatPrompt,
@@ -186,7 +186,7 @@ class Preparer:
         Raises:
             ValidationError: a field is wrong for this model.
             NotSupportedError: a field is right, and neither this model nor this engine can honour it.
-            NotFoundError: the request names a model that is not served.
+            UnknownModelError: the request names a model that is not served.
         """
         self.check_prompt(request.prompt)
         sampling = request.sampling
@@ -286,14 +286,11 @@ class Preparer:
         """The adapter that `adapter_id` or else `model` names; None = the base model."""
         if request.adapter_id is not None:
             return adapters.find(self._loaded, request.adapter_id, request.wire_name("adapter_id"))
-        if request.model is None or self._model_name in (None, request.model):
+        if request.model is None or self._model_name is None or request.model == self._model_name:
             return None
         adapter = self._loaded.get(request.model)
         if adapter is None:
-            others = f" and the adapters {adapters.listing(self._loaded)}" if self._loaded else ""
-            raise NotFoundError(
-                f'model "{request.model}" is not served here; "{self._model_name}"{others} can be asked'
-            )
+            raise UnknownModelError(request.model, self._model_name, adapters.listing(self._loaded, ""))
         return adapter
 
     def _check_chat(self, prompt: ChatPrompt) -> None:
@@ -360,7 +357,13 @@ class Preparer:
 def _check_media(parts: Sequence[TextPart | MediaPart]) -> None:
     for part in parts:
         if isinstance(part, MediaPart):
-            raise NotSupportedError(part.field, f"is {part.kind}, and the served model reads text only")
+            raise NotSupportedError(part.field, unread(part))
+
+
+def unread(part: MediaPart) -> str:
+    """What is wrong with any media part, whatever it names."""
+    kind = {"image": "an image", "video": "a video", "audio": "an audio clip"}[part.kind]
+    return f"is {kind}, and the served model reads text only"
 
 
 def _first(wanted: T | None, default: T | None, neutral: T) -> T:

@@ -23,6 +23,7 @@ from interlingua.contract.errors import (
     GenerationError,
     InterlinguaError,
     ModelError,
+    NotSupportedError,
     OverloadedError,
     RequestTimeoutError,
     UnavailableError,
@@ -45,7 +46,7 @@ from interlingua.service import adapters
 from interlingua.service.choices import Children, Choices, children_of
 from interlingua.service.deadline import Deadline
 from interlingua.service.metrics import DROPPED, STOPPED, SUCCESS, Metrics, Outcome
-from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan
+from interlingua.service.prepare import Limits, ModelDefaults, Preparer, Room, Tokenizer, TokenSpan, unread
 from interlingua.text.chat_template import ChatTemplate
 from interlingua.text.detokenize import StopMatcher, TokenTable
 
@@ -403,9 +404,17 @@ class Service:
             self._emptied.set()
 
     async def _check_media(self, prompt: Prompt) -> None:
-        """Raises ValidationError for media that may not be named here, before the model refuses what it cannot read."""
+        """Raises ValidationError for media that may not be named here, before `Preparer` refuses all others.
+
+        The model's inability comes first in its words: no other name, and nothing that the operator allows, would help.
+        """
         if media := prompt.media:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._media.check, media)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._media.check, media)
+            except ValidationError as problem:
+                part = next(part for part in media if part.field == problem.field)
+                words = f"{unread(part)}; nor would it be taken from there: it {problem.problem}"
+                raise NotSupportedError(part.field, words) from None
 
     async def _rendered(self, preparer: Preparer, request: GenerationRequest, deadline: Deadline) -> GenerationRequest:
         """`request` with the text of its conversation, if it has one."""

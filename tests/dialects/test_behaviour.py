@@ -315,14 +315,15 @@ def test_good_media_are_refused_by_a_text_model(served: Served) -> None:
         for path in (GENERATE, STREAM, ROOT):
             got = tgi(served.url, path, parts)
             assert got.status == 422
-            assert got.json["error"].startswith(f"`inputs[1].{kind}` is ")
-            assert "text only" in got.json["error"]
+            assert got.json["error"].startswith(f"`inputs[1].{kind}` is a")
+            assert "and the served model reads text only" in got.json["error"]
+            assert "allowed_media_domains" not in got.json["error"]  # to change it would not help
         got = triton(served.url, TRITON, parts)
         assert (got.status, got.json["error_type"]) == (400, "validation")
         assert got.json["error"].startswith(f"`text_input[1].{kind}` is ")
 
 
-def test_media_that_may_not_be_named_are_refused_for_that(served: Served) -> None:
+def test_media_that_may_not_be_named_are_refused_for_that_as_well(served: Served) -> None:
     for source, rule in (
         ("/xxxx/test.png", "must be a path below /data/multimodal_inputs"),
         ("/data/multimodal_inputs/../../etc/a.png", "must be an absolute path below /data/multimodal_inputs without"),
@@ -351,7 +352,9 @@ def test_media_that_may_not_be_named_are_refused_for_that(served: Served) -> Non
             assert got.status == status, (path, got.body)
             error = got.json["error"]
             message = error if isinstance(error, str) else error["message"]
-            assert message.startswith(f"`{place}.image_url.url` {rule}"), (path, message)
+            field, _, words = message.partition(" is an image, and the served model reads text only; ")
+            assert field == f"`{place}.image_url.url`", (path, message)
+            assert words.startswith(f"nor would it be taken from there: it {rule}"), (path, message)
             assert message.endswith(f', got "{source}"')
 
 

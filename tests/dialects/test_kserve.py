@@ -225,7 +225,11 @@ JSON_CASES: list[tuple[str, Any, str]] = [
     ("name empty", {"inputs": [text_input(name="")]}, "inputs[0].name"),
     ("name huge", {"inputs": [ids_input(1, name="n" * 100_000)]}, "inputs[0].name"),
     ("name a number", {"inputs": [text_input(name=1)]}, "inputs[0].name"),
-    ("unknown name", {"inputs": [text_input(name="prompt")]}, "inputs[0].datatype"),
+    ("unknown name", {"inputs": [text_input(name="prompt")]}, "inputs[0].name"),
+    ("unknown name of no datatype", {"inputs": [text_input(name="prompt", datatype="FP32")]}, "inputs[0].name"),
+    ("unknown name beside", {"inputs": [ids_input(5, name="max_tokens"), text_input()]}, "inputs[0].name"),
+    ("unknown name behind", {"inputs": [ids_input(1), ids_input(5, name="max_tokens")]}, "inputs[1].name"),
+    ("two unknown names", {"inputs": [ids_input(1, name="a"), ids_input(5, name="b")]}, "inputs[1].name"),
     ("datatype of another", {"inputs": [text_input(datatype="BOOL", data=[True])]}, "inputs[0].datatype"),
     ("datatype unknown", {"inputs": [text_input(datatype="FP32")]}, "inputs[0].datatype"),
     ("datatype in small letters", {"inputs": [ids_input(1, datatype="uint32")]}, "inputs[0].datatype"),
@@ -405,6 +409,27 @@ def refused(got: Got, field: str) -> None:
 @pytest.mark.parametrize(("body", "field"), [case[1:] for case in JSON_CASES], ids=[case[0] for case in JSON_CASES])
 def test_hostile_json(served: Served, body: Any, field: str):
     refused(send(served.url, INFER, body), field)
+
+
+NAMES = (
+    "must be one of text_input, input0, sampling_parameters, stream, exclude_input_in_output, return_finish_reason, "
+    "return_num_input_tokens, return_num_output_tokens, or any other of a lone UINT32 prompt, got "
+)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        ({"name": "prompt", "shape": [1], "datatype": "BYTES", "data": ["x"]}, '"prompt"'),
+        (
+            {"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [5]},
+            '"max_tokens", a parameter: its place is sampling_parameters or an object `parameters`',
+        ),
+    ],
+)
+def test_an_unknown_input_is_told_the_names(served: Served, tensor: dict[str, Any], words: str):
+    answer = infer(served, text_input(), tensor).json
+    assert answer["error"] == f"`inputs[1].name` {NAMES}{words}"
 
 
 @pytest.mark.parametrize(

@@ -446,7 +446,7 @@ def test_required_is_a_list_of_calls_whose_references_stay_good() -> None:
 SHAPES = {
     errors.ValidationError("top_p", "is wrong"): (400, "invalid_request_error", "top_p", None),
     errors.NotSupportedError("", "the body is empty"): (400, "invalid_request_error", None, None),
-    errors.NotFoundError('model "x" is not served here'): (404, "invalid_request_error", "model", "model_not_found"),
+    errors.UnknownModelError("x", "m"): (404, "invalid_request_error", "model", "model_not_found"),
     errors.NotFoundError("there is nothing at /v1/x"): (404, "invalid_request_error", None, None),
     errors.UnauthorizedError("no key"): (401, "invalid_request_error", None, "invalid_api_key"),
     errors.ForbiddenError("not you"): (403, "invalid_request_error", None, None),
@@ -745,6 +745,11 @@ def test_models(served: Served) -> None:
     assert send(served.url, "/openai/v1/models", method="GET").json == listed
     unknown = send(served.url, "/v1/models/other", method="GET")
     assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+    asked = chat(served, "x", model="other")
+    assert asked.status == 404 and asked.json == unknown.json
+    names = " and the adapters " + ", ".join(sorted(ADAPTERS)) if ADAPTERS else ""
+    verb = "are" if ADAPTERS else "is"
+    assert unknown.json["error"]["message"] == f'model "other" is not served here; "{MODEL}"{names} {verb}'
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -24,6 +24,17 @@ def test_the_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "dialects.md").read_text() == _reference.page(), "run scripts/make-docs"
 
 
+@pytest.mark.parametrize(
+    ("section", "others"),
+    [("Native", ("/invocations", "/generate", "rofile")), ("vLLM", ("server-sent events",))],
+)
+def test_a_table_of_fields_speaks_of_its_own_routes(section: str, others: tuple[str, ...]) -> None:
+    """Rows are shared between tables, and words about routes are not."""
+    text = _reference.page().partition(f"\n## {section}\n")[2].partition("\n### Fields\n")[2].partition("\n### ")[0]
+    assert text.count("\n| `") > 10
+    assert not [word for word in others if word in text]
+
+
 def test_make_docs_checks() -> None:
     command = [str(ROOT / "scripts" / "make-docs"), "--check", "dialects"]
     subprocess.run(command, check=True, env={**os.environ, "PYTHON": sys.executable})

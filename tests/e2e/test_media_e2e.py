@@ -9,6 +9,8 @@ import pytest
 from server import running
 from sockets import ask
 
+NOR = "is an image, and the served model reads text only; nor would it be taken from there: it "
+
 
 async def test_media_by_the_documents_variable_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOWED_MEDIA_DOMAINS_ENV", "upload.example.org, 10.1.2.3")
@@ -19,15 +21,15 @@ async def test_media_by_the_documents_variable_and_a_folder(tmp_path: Path, monk
     (folder / "big.png").write_bytes(b"")
     (folder / "big.png").open("r+b").truncate(20 * 1024**2 + 1)  # Triton takes 20 MiB, TGI 40
     rules = {
-        "http://upload.example.org/a.png": "is image, and the served model reads text only",
-        "https://10.1.2.3:8443/a.png": "is image, and the served model reads text only",
-        f"{folder}/a.png": "is image, and the served model reads text only",
-        "http://sub.upload.example.org/a.png": "must name a host that is allowed here",
-        "http://10.1.2.4/a.png": "must name no private",
-        "http://0x0a010203/a.png": "must be a host name",
-        f"{folder}/../inputs/a.png": "must be an absolute path",
-        f"{folder}/link.png": "must lead through no symbolic link",
-        "/data/multimodal_inputs/a.png": f"must be a path below {folder}",
+        "http://upload.example.org/a.png": "is an image, and the served model reads text only",
+        "https://10.1.2.3:8443/a.png": "is an image, and the served model reads text only",
+        f"{folder}/a.png": "is an image, and the served model reads text only",
+        "http://sub.upload.example.org/a.png": NOR + "must name a host that is allowed here",
+        "http://10.1.2.4/a.png": NOR + "must name no private",
+        "http://0x0a010203/a.png": NOR + "must be a host name",
+        f"{folder}/../inputs/a.png": NOR + "must be an absolute path",
+        f"{folder}/link.png": NOR + "must lead through no symbolic link",
+        "/data/multimodal_inputs/a.png": NOR + f"must be a path below {folder}",
     }
     with running(["--engine", "echo", "--allowed-local-media-path", str(folder)]) as server:
         generate = f"/v2/models/{server.model}/generate"

@@ -69,7 +69,7 @@ async def test_unknown_names_are_refused_and_say_what_is_loaded(folder: str) -> 
     assert error.message == "`parameters.adapter_id` must name a loaded adapter (one), got '../../etc'"
     error = await refused(home, request(model="gpt-4"))
     assert isinstance(error, NotFoundError)
-    assert error.message == 'model "gpt-4" is not served here; "bytes" and the adapters one can be asked'
+    assert error.message == 'model "gpt-4" is not served here; "bytes" and the adapters one are'
 
 
 async def test_a_name_loaded_again_is_a_new_version_and_unloaded_is_unknown(folder: str) -> None:

@@ -28,7 +28,14 @@ from interlingua.contract.events import (
     TokenText,
     fold,
 )
-from interlingua.contract.request import GenerationRequest, PreparedRequest, SamplingRequest, StopMode
+from interlingua.contract.request import (
+    GenerationRequest,
+    MediaPart,
+    PreparedRequest,
+    SamplingRequest,
+    StopMode,
+    TextPrompt,
+)
 from interlingua.engine.echo import Script
 from interlingua.service.prepare import Limits
 from interlingua.service.service import Service
@@ -465,3 +472,15 @@ async def test_of_requests_with_one_name_the_oldest_is_stopped_first():
         assert [other.done() for other in tasks] == [True] * (place + 1) + [False] * (2 - place)
     assert not home.service.stop_request("same")
     await home.emptied()
+
+
+async def test_where_no_host_is_allowed_a_url_is_refused_for_what_the_model_reads():
+    """To allow its host would not help, so that is not what the error is about."""
+    home = house()
+    part = MediaPart("image", "url", "https://h.example/a.png", "inputs[0].image_url", 100)
+    (event,) = [e async for batch in home.service.generate(request(prompt=TextPrompt((part,)))) for e in batch]
+    assert isinstance(event, FailedEvent)
+    assert event.error.message == (
+        "`inputs[0].image_url` is an image, and the served model reads text only; nor would it be taken from there: "
+        'it must be no URL: no host of media is allowed here, got "https://h.example/a.png"'
+    )

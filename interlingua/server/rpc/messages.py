@@ -14,7 +14,7 @@ from interlingua.dialects._fields import read_field
 from interlingua.dialects._json import Document
 from interlingua.dialects._tensors import BOOL, BYTES, Tensor, TensorHead
 from interlingua.dialects._triton_table import COLUMN, ID
-from interlingua.dialects.kserve import Inference, Wanted, read_inference
+from interlingua.dialects.kserve import Inference, Wanted, read_inference, tensor_head
 from interlingua.dialects.triton import VERSION
 from interlingua.server.rpc import kserve_pb2 as pb
 
@@ -81,7 +81,7 @@ def _tensors(request: pb.ModelInferRequest) -> Iterator[Tensor]:
         place = f"inputs[{at}]"
         if len(tensor.shape) > 2:  # before millions of them are read
             raise ValidationError(f"{place}.shape", f"must be one or two integers, got {len(tensor.shape)}")
-        head = TensorHead.read(place, tensor.name, tensor.datatype, tuple(tensor.shape), _parameters(tensor.parameters))
+        head = tensor_head(place, tensor.name, tensor.datatype, tuple(tensor.shape), _parameters(tensor.parameters))
         if not raw:
             yield Tensor.of_json(head, _contents(head, tensor.contents))
             continue
