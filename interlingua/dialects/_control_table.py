@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from interlingua.dialects._fields import Field
-from interlingua.dialects._rules import LENIENT_PROMPT_CHARS, MAX_PROMPT_CHARS, Boolean, Text
+from interlingua.dialects._rules import (
+    INT32_MAX,
+    LENIENT_PROMPT_CHARS,
+    MAX_PROMPT_CHARS,
+    Boolean,
+    Integer,
+    IntegerList,
+    Rule,
+    Text,
+)
 
 COLUMN = "control"
 
 
-def _row(name: str, rule: Text | Boolean, absent: str, effect: str) -> Field:
+def _row(name: str, rule: Rule, absent: str, effect: str) -> Field:
     return Field(name=name, rules={COLUMN: rule}, defaults={COLUMN: absent}, effect=effect)
 
 
@@ -28,3 +37,4 @@ PROMPT = Field(
 DO_DECODE = _row("do_decode", Boolean(), "true", "false leaves `tokens` empty.")
 ADD_SPECIAL = _row("add_special_tokens", Boolean(), "true", "false leaves the tokenizer's own special tokens out.")
 TOKEN_STRINGS = _row("return_token_strs", Boolean(), "false", "true adds `token_strs`, the text of each token.")
+TOKENS = _row("tokens", IntegerList(Integer(0, INT32_MAX)), "required", "The ids whose text is wanted.")

@@ -26,7 +26,7 @@ What each route takes, checks and answers. In every dialect:
 - Unknown fields, at any level, are accepted and change nothing; a debug line of the log names them.
 - A body must be one JSON object in UTF-8 (a byte order mark is accepted), without unpaired surrogates, NaN
   or Infinity, nested at most 64 levels deep. Of duplicate keys the last one counts. The Content-Type is not
-  looked at.
+  looked at; a Content-Encoding (gzip) is refused by its name.
 - It holds at most 65,536 arrays and objects, 262,144 members of objects and 2,097,152 values; a list of
   messages, parts, tools or ids is bounded by itself, as its field says.
 - Whatever can be refused is refused before the first byte of an answer, on streams too, with the status
@@ -117,7 +117,7 @@ An input has `name`, `datatype`, `shape` and `data`, a list that is flat or nest
 behind the JSON, in the order of the inputs: then its `parameters.binary_data_size` says how many bytes are its own, and
 the header `Inference-Header-Content-Length` how long the JSON is. Numbers are little-endian; an element of BYTES has
 its length before it as four bytes. BYTES must be UTF-8. One request is one prompt: shapes are `[n]` or `[1, n]`.
-Shared memory, classification and compressed bodies are refused.
+Shared memory and classification are refused.
 
 The fields of Triton's table above may stand in the input `sampling_parameters` (the text of a JSON object), in the
 `parameters` of the input that holds the prompt, or in those of the request; the first named wins. `timeout` is in
@@ -150,7 +150,8 @@ Beside inference:
 | POST `/v2/models/{model}/stopInfer` | ends the running request with this `id`; the body comes back |
 | GET `/v2/models/{model}/getSlotCount` | places (`--max-concurrent-requests`), free ones, free tokens of KV |
 
-`stopInfer` takes the `id` that a client gave (Triton, KServe), or that of the `x-request-id` header of any answer. The
+`stopInfer` takes the `id` that a client gave (Triton, KServe), or that of the `x-request-id` header of any answer (see
+[operations.md](operations.md), Logs: a caller's own needs the letters of an `id` here). The
 request ends with its next token, or at once if it has none yet, and answers with the text so far and `stop_sequence`.
 Ids need not be unique: of several requests the oldest is ended. 404: no such request runs.
 """
@@ -189,6 +190,7 @@ _TOKENS = """\
 | POST `/tokenize` | `prompt`, `add_special_tokens` (true), `return_token_strs` (false): vLLM's | \
 `count`, `max_model_len`, `tokens` (ids), `token_strs` |
 | POST `/tokenize` | `messages` and more of a chat completion, `return_token_strs` | the same of the templated text |
+| POST `/detokenize` | `tokens` (ids): vLLM's | `prompt`: their text, that of special tokens included |
 | POST `/chat_tokenize` | a chat completion's | `tokenize_response` as the list above, `templated_text` |
 | POST `/v1/tokenizer` | `inputs`, `do_decode` (true) | `token_number`, `tokens`: their texts; the tokens \
 of one character have one text |

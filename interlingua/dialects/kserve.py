@@ -278,9 +278,6 @@ def decode(wire: WireRequest, settings: DialectSettings) -> Call:
         ValidationError: the body is wrong.
     """
     model = check_model(settings.model_name, **wire.path_params)
-    encoding = wire.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise ValidationError("Content-Encoding", f"must be identity: bodies are not unpacked, got {show(encoding)}")
     head, binary = _split(wire)
     document = parse_object(head, settings.max_json_depth)
     client_id = read_field(document, ID, COLUMN, settings)

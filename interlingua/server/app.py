@@ -148,14 +148,15 @@ class App:
         try:
             await endpoint.handler(exchange)
         except RequestError as error:
-            self.service.metrics.refused(error.kind)
-            await exchange.reply(endpoint.render_error(error))
+            await self._refuse(exchange, error, endpoint.render_error)
         except ClientLeftError as error:
+            exchange.failure = error.kind
             self.service.metrics.refused(error.kind)
         except Exception:
+            exchange.failure = RequestError.kind
             _log.exception(
                 "%s %s failed, request %s",
-                *(exchange.method, exchange.shown_path, exchange.request_id),
+                *(exchange.method, exchange.shown_path, exchange.shown_id),
                 extra={"request_id": exchange.request_id},
             )
             if exchange.started:
@@ -172,6 +173,10 @@ class App:
         else:
             error = NotFoundError(f"there is nothing at {path}")
             render_error = self._shape_at(exchange.path)
+        await self._refuse(exchange, error, render_error)
+
+    async def _refuse(self, exchange: Exchange, error: RequestError, render_error: RenderError) -> None:
+        exchange.failure = error.kind
         self.service.metrics.refused(error.kind)
         await exchange.reply(render_error(error))
 
@@ -206,7 +211,7 @@ class App:
 
     def _events(self, call: Call, exchange: Exchange) -> Batches:
         def generate(request: GenerationRequest) -> Batches:
-            return self.service.generate(request, exchange.arrived, exchange.ended)
+            return self.service.generate(request, exchange.arrived, exchange.ended, exchange.caller_id)
 
         if not call.more:
             return generate(call.request)

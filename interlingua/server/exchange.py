@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from interlingua.contract.dialect import Reply
+from interlingua.service.metrics import SUCCESS
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from interlingua.service.metrics import Outcome
 
+_REQUEST_ID = "x-request-id"
+_CALLER_ID = re.compile(r"[!-~]{1,256}")  # what a log line and a header hold as it is
 WATCH = "interlingua.watch"  # key of the ASGI scope's extensions
 Watch = Callable[[Callable[[], None] | None], None]
 
@@ -29,6 +33,8 @@ class Exchange:
     __slots__ = (
         "arrived",
         "body",
+        "caller_id",
+        "failure",
         "headers",
         "method",
         "outcome",
@@ -53,6 +59,8 @@ class Exchange:
         self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        named = self.headers.get(_REQUEST_ID, "")
+        self.caller_id = named if _CALLER_ID.fullmatch(named) else ""  # the caller's name for it; need not be unique
         self.body = b""
         self.receive = receive
         self.send = send
@@ -61,6 +69,7 @@ class Exchange:
         self.status = 0  # of it
         self.route = ""  # the template of the path; "" = there is none
         self.outcome: Outcome | None = None  # of a generation, once it has ended
+        self.failure = ""  # the kind of error that the answer tells of, where no generation has an outcome
         # Our protocol's word for when the client leaves: `watch(callback)`, `watch(None)`. See `protocol`.
         self.watch: Watch | None = scope.get("extensions", {}).get(WATCH, {}).get("watch")
 
@@ -69,9 +78,15 @@ class Exchange:
         """The path for a log: no longer than 200 characters, and no line of its own."""
         return quote(self.path[:200], safe="/:@!$&'()*+,;=~")
 
+    @property
+    def shown_id(self) -> str:
+        """Our id for a log, and the caller's where it has one: the client got that as `x-request-id`."""
+        return f"{self.request_id}, the caller's {self.caller_id}" if self.caller_id else self.request_id
+
     def ended(self, outcome: Outcome) -> None:
-        """The generation that was asked for has ended."""
-        self.outcome = outcome
+        """A generation that was asked for has ended. Of several the first that failed counts: it ended the others."""
+        if self.outcome is None or self.outcome.kind == SUCCESS:
+            self.outcome = outcome
 
     async def reply(self, reply: Reply) -> None:
         """Sends a whole answer."""
@@ -94,7 +109,7 @@ class Exchange:
     def _headers(self, media_type: str, headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
         head = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         head.append((b"content-type", media_type.encode("latin-1")))
-        head.append((b"x-request-id", self.request_id.encode("latin-1")))
+        head.append((_REQUEST_ID.encode(), (self.caller_id or self.request_id).encode("latin-1")))
         return head
 
 

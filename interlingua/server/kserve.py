@@ -12,7 +12,7 @@ import orjson
 
 import interlingua
 from interlingua.contract.dialect import DialectSettings, Reply
-from interlingua.contract.errors import NotFoundError, ValidationError
+from interlingua.contract.errors import NotFoundError, UnavailableError, ValidationError
 from interlingua.dialects._fields import read_field
 from interlingua.dialects._json import parse_object
 from interlingua.dialects._kserve_table import INPUT_FIELDS, OUTPUT_FIELDS, READY, TensorField
@@ -122,7 +122,7 @@ class KServe:
 
     async def ready(self, exchange: Exchange) -> None:
         """200 and nothing, or 503 with the reason."""
-        await exchange.reply(health_reply(self._service))
+        await reply_health(exchange, self._service)
 
     async def model_ready(self, exchange: Exchange) -> None:
         """As `ready`, and 404 for a model that is not served."""
@@ -188,11 +188,14 @@ class KServe:
         return model
 
 
-def health_reply(service: Service) -> Reply:
+async def reply_health(exchange: Exchange, service: Service) -> None:
+    """200 and nothing, or 503 with the reason; not counted among the requests that failed."""
     problem = service.ill_health()
     if problem is None:
-        return Reply(200, b"")
-    return Reply(503, orjson.dumps({"error": problem, "error_type": "healthcheck"}))
+        await exchange.reply(Reply(200, b""))
+    else:
+        exchange.failure = UnavailableError.kind
+        await exchange.reply(Reply(503, orjson.dumps({"error": problem, "error_type": "healthcheck"})))
 
 
 def _json(value: object) -> Reply:

@@ -59,11 +59,16 @@ class RequestLog:
             "status": status,
             "seconds": round(seconds, 6),
         }
+        if exchange.caller_id:
+            fields["caller_request_id"] = exchange.caller_id
         outcome = exchange.outcome
         tokens = ""
+        kind = exchange.failure or (outcome.kind if outcome is not None else "")
+        if kind:
+            fields["outcome"] = kind
+            tokens = f", {kind}"
         if outcome is not None:
             timing, summary = outcome.timing, outcome.summary
-            fields["outcome"] = outcome.kind
             if outcome.prepared is not None:
                 fields["prompt_tokens"] = len(outcome.prepared.prompt_ids)
             if timing.started:
@@ -73,15 +78,14 @@ class RequestLog:
             if summary is not None:
                 fields["generated_tokens"] = summary.generated_tokens
                 fields["finish_reason"] = summary.finish_reason.value
-                tokens = f", {summary.prompt_tokens} tokens in, {summary.generated_tokens} out"
-            else:
-                tokens = f", {outcome.kind}"
+                told = f", {summary.prompt_tokens} tokens in, {summary.generated_tokens} out"
+                tokens = tokens + told if exchange.failure else told
             if self._prompts:
                 fields["prompt"] = _prompt(outcome.request)
                 tokens += f", prompt {fields['prompt']!r}"
         _requests.info(
             "%s %s %d in %.3f s%s, request %s",
-            *(exchange.method, fields["path"], status, seconds, tokens, exchange.request_id),
+            *(exchange.method, fields["path"], status, seconds, tokens, exchange.shown_id),
             extra=fields,
         )
 

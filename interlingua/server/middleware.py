@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from interlingua.contract.errors import InterlinguaError, PayloadTooLargeError, UnauthorizedError
+from interlingua.contract.errors import InterlinguaError, PayloadTooLargeError, UnauthorizedError, ValidationError
+from interlingua.dialects._json import show
 
 if TYPE_CHECKING:
     from interlingua.server.exchange import Exchange
@@ -51,9 +52,13 @@ async def read_body(exchange: Exchange, limit: int) -> bytes:
     meanwhile, so that the refusal arrives instead of a reset.
 
     Raises:
+        ValidationError: it is packed (`Content-Encoding`). What would be unpacked of it has no bound that can be seen.
         PayloadTooLargeError: at once if the header says so, else when the limit is passed.
         ClientLeftError: the connection ended.
     """
+    encoding = exchange.headers.get("content-encoding", "").strip()
+    if encoding.lower() not in ("", "identity"):
+        raise ValidationError("Content-Encoding", f"must be identity: bodies are not unpacked, got {show(encoding)}")
     length = exchange.headers.get("content-length", "").lstrip("0")
     if length.isdecimal() and int(length) > limit:
         raise PayloadTooLargeError(f"the body must have at most {limit} bytes, got {length}")

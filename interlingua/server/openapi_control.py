@@ -15,6 +15,7 @@ from interlingua.dialects._control_table import (
     MASTER_MODELS,
     PROMPT,
     TOKEN_STRINGS,
+    TOKENS,
 )
 from interlingua.dialects._fields import Field
 from interlingua.dialects._openai_openapi import chat_body
@@ -80,6 +81,14 @@ def paths(wire: DialectSettings) -> dict[str, dict[str, Any]]:
                 {"anyOf": [array(_SPAN) | {"description": "`start` and `stop` are bytes of UTF-8."}, _VLLM_TOKENS]},
                 *(401, 413, 422, 503),
                 body=shapes,
+            )
+        },
+        "/detokenize": {
+            "post": operation(
+                "the text of token ids",
+                record({"prompt": STRING}),
+                *(401, 413, 422, 503),
+                body=body([TOKENS], TOKENS),
             )
         },
         "/chat_tokenize": {

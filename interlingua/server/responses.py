@@ -68,7 +68,7 @@ async def answer_stream(exchange: Exchange, call: Call, batches: Batches, render
                 raise
             _log.exception(
                 "request %s: an event could not be encoded",
-                exchange.request_id,
+                exchange.shown_id,
                 extra={"request_id": exchange.request_id},
             )
             data = encode(FailedEvent(GenerationError("the answer could not be encoded"))) + encoder.end()

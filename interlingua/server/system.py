@@ -18,7 +18,7 @@ from interlingua.dialects.tgi import STATUSES
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
-from interlingua.server.kserve import health_reply
+from interlingua.server.kserve import reply_health
 from interlingua.server.routes import Plane, SystemRoute
 from interlingua.service.metrics import CONTENT_TYPE
 from interlingua.service.service import ServedModel, Service
@@ -57,7 +57,7 @@ class System:
 
     async def health(self, exchange: Exchange) -> None:
         """200 and nothing, or 503 with the reason."""
-        await exchange.reply(health_reply(self._service))
+        await reply_health(exchange, self._service)
 
     async def info(self, exchange: Exchange) -> None:
         """The keys of TGI 3 and 0.9 and of the vendor's server together."""

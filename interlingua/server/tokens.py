@@ -11,7 +11,7 @@ import orjson
 from interlingua.contract.dialect import DialectSettings, Reply, WireRequest
 from interlingua.contract.errors import NotSupportedError, ValidationError
 from interlingua.contract.request import ChatPrompt, MediaPart, TextPart, TextPrompt
-from interlingua.dialects._control_table import ADD_SPECIAL, COLUMN, DO_DECODE, PROMPT, TOKEN_STRINGS
+from interlingua.dialects._control_table import ADD_SPECIAL, COLUMN, DO_DECODE, PROMPT, TOKEN_STRINGS, TOKENS
 from interlingua.dialects._fields import read_field
 from interlingua.dialects._json import Document, parse_object
 from interlingua.dialects._tgi_table import INPUTS, MINDIE
@@ -49,6 +49,7 @@ class Tokens:
 
     def routes(self) -> Iterator[SystemRoute]:
         yield SystemRoute("POST", "/tokenize", self.tokenize)
+        yield SystemRoute("POST", "/detokenize", self.detokenize)
         yield SystemRoute("POST", "/chat_tokenize", self.chat_tokenize)
         yield SystemRoute("POST", "/v1/tokenizer", self.tokenizer)
 
@@ -63,6 +64,18 @@ class Tokens:
         else:
             answer = await self._tgi(document)
         await self._reply(exchange, answer)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        """vLLM's: the text of token ids, that of special ones included."""
+        document = await self._body(exchange)
+        ids: tuple[int, ...] | None = read_field(document, TOKENS, COLUMN, self._wire)
+        document.close()
+        if ids is None:
+            raise ValidationError(TOKENS.name, "is required")
+        await self._reply(
+            exchange,
+            await _beside(len(ids) > _SLICE, lambda: orjson.dumps({"prompt": self._service.text_of(ids, TOKENS.name)})),
+        )
 
     async def chat_tokenize(self, exchange: Exchange) -> None:
         """TGI's: the text that the chat template makes of a conversation, and its tokens."""

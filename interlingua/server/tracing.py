@@ -94,6 +94,10 @@ class Tracer:
             for name, begin, finish in zip(_PHASES, moments, (*moments[1:], 0.0), strict=True):
                 if begin:
                     self._phase(name, inside, at(begin), at(finish or timing.finished))
+        elif exchange.failure:
+            span.set_attribute("interlingua.outcome", exchange.failure)
+        if exchange.caller_id:
+            span.set_attribute("interlingua.caller_request_id", exchange.caller_id)
         if exchange.status >= 500 or not exchange.status:
             span.set_status(self._error)
         span.end(at(end))

@@ -222,6 +222,7 @@ class Service:
         request: GenerationRequest,
         arrived: float | None = None,
         on_end: Callable[[Outcome], None] | None = None,
+        caller_id: str = "",
     ) -> AsyncGenerator[Sequence[TextEvent], None]:
         """Runs a request. Yields the text events that are there at once, together, in order.
 
@@ -231,6 +232,7 @@ class Service:
         Args:
             arrived: when the request came, on the clock of `time.monotonic`; None = now.
             on_end: told once how the request ended, before its last events are yielded.
+            caller_id: one more name by which `stop_request` finds it; "" = none.
         """
         timing = Timing(arrived=time.monotonic() if arrived is None else arrived)
         self.metrics.requests += 1
@@ -244,7 +246,7 @@ class Service:
         try:
             model, preparer, table = self._admit(request)
             deadline = Deadline(timing.arrived, request.timeout or self.limits.timeout)
-            run = self._enlist(request, deadline)
+            run = self._enlist(request, caller_id, deadline)
             with deadline:
                 await self._check_media(request.prompt)
             request = await self._rendered(preparer, request, deadline)
@@ -271,7 +273,9 @@ class Service:
             ending = (FailedEvent(error),)
         except Exception:
             _log.exception(
-                "request %s failed inside the server", request.request_id, extra={"request_id": request.request_id}
+                "request %s%s failed inside the server",
+                *(request.request_id, f", the caller's {caller_id}," if caller_id else ""),
+                extra={"request_id": request.request_id},
             )
             kind = GenerationError.kind
             ending = (FailedEvent(GenerationError("the request failed inside the server")),)
@@ -318,6 +322,19 @@ class Service:
         """The text of a token, special ones included. Only after `attach`."""
         assert self._model is not None
         return self._model.tokenizer.id_to_text(token_id)
+
+    def text_of(self, ids: Sequence[int], field: str) -> str:
+        """The text of tokens one after the other, special ones included. For any thread.
+
+        Raises:
+            UnavailableError: no model is loaded.
+            ValidationError: an id is no token's; it names `field`.
+        """
+        table = self.loaded().tokenizer.token_bytes
+        for place, token in enumerate(ids):
+            if token >= len(table):
+                raise ValidationError(f"{field}[{place}]", f"must be a token id in 0..{len(table) - 1}, got {token}")
+        return b"".join([table[token] for token in ids]).decode("utf-8", "replace")
 
     async def probe(self, seconds: float) -> None:
         """Has the engine make a token, beside the permits and uncounted. One that is busy with others is well.
@@ -386,9 +403,10 @@ class Service:
             raise UnavailableError("the engine has died")
         return self._model
 
-    def _enlist(self, request: GenerationRequest, deadline: Deadline) -> _Run:
+    def _enlist(self, request: GenerationRequest, caller_id: str, deadline: Deadline) -> _Run:
         """Makes the request, which holds its permits, known by its ids."""
-        run = _Run({request.request_id, request.client_id or request.request_id}, request.choices, deadline)
+        names = {request.request_id, request.client_id, caller_id}
+        run = _Run({name for name in names if name}, request.choices, deadline)
         for name in run.ids:
             self._runs.setdefault(name, []).append(run)
         return run

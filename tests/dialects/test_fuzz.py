@@ -85,6 +85,7 @@ PIECES = [b"\\ud800", b"NaN", b"1e999", b"[" * 70, b'"', b"\xff"]
 SYSTEM = {
     "/tokenize": "/tokenize",
     "/chat_tokenize": "/chat_tokenize",
+    "/detokenize": "/detokenize",
     "/v1/tokenizer": "/v1/tokenizer",
     f"/v2/models/{MODEL}/stopInfer": "/v2/models/{model}/stopInfer",
     "/v2/repository/index": "/v2/repository/index",

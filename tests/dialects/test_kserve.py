@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 from typing import Any
@@ -160,6 +161,17 @@ def test_stop_infer_ends_a_stream_before_its_first_token(served: Served):
 def test_stop_infer_refuses(served: Served, path: str, body: Any, status: int):
     got = send(served.url, path, body)
     assert got.status == status and set(got.json) == {"error", "error_type"}
+
+
+def test_stop_infer_by_the_callers_header(served: Served):
+    slow = say("a" * 200, delay=0.1)
+    wanted = {"inputs": slow, "parameters": {"max_new_tokens": 200, "details": True}}
+    answer, _ = together(
+        lambda: send(served.url, "/generate", wanted, **{"X-Request-Id": "by-header"}),
+        lambda: wait_until(lambda: send(served.url, STOP, {"id": "by-header"}).status == 200),
+    )
+    assert answer.headers["x-request-id"] == "by-header"
+    assert answer.json["details"]["finish_reason"] == "stop_sequence"
 
 
 # --- queries --------------------------------------------------------------------------------------------------------
@@ -500,6 +512,31 @@ def test_pairs_of_surrogates_and_a_byte_order_mark_are_fine(served: Served):
     tensor = b'{"name":"text_input","shape":[1],"datatype":"BYTES","data":[%s]}'
     body = b'\xef\xbb\xbf{"x":"\\ud83d\\ude00","inputs":[' + tensor + b"]}"
     assert send(served.url, INFER, body % prompt.encode()).json["outputs"][0]["data"] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        *((path, 400) for path in (INFER, STOP, "/v2/repository/index", f"/v2/models/{MODEL}/generate")),
+        *((path, 400) for path in ("/v1/chat/completions", "/v1/completions")),
+        *((path, 422) for path in ("/", "/generate", "/generate_stream", "/infer", "/vllm/generate")),
+        *((path, 422) for path in ("/tokenize", "/detokenize", "/chat_tokenize", "/v1/tokenizer")),
+    ],
+)
+def test_a_packed_body_is_refused_for_that(served: Served, path: str, status: int):
+    packed_body = gzip.compress(b'{"id":"a"}')
+    got = send(served.url, path, packed_body, **{"Content-Encoding": "gzip"})
+    error = got.json["error"] if path[:4] != "/v1/" or path == "/v1/tokenizer" else got.json["error"]["message"]
+    assert (got.status, error) == (
+        status,
+        '`Content-Encoding` must be identity: bodies are not unpacked, got "gzip"',
+    )
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
+def test_a_body_that_says_it_is_plain_is_read(served: Served, encoding: str):
+    body = {"inputs": [text_input(say("ok"))]}
+    assert send(served.url, INFER, body, **{"Content-Encoding": encoding}).status == 200
 
 
 @pytest.mark.parametrize("path", [INFER, "/infer", STOP, "/v2/repository/index", "/v1/tokenizer", "/tokenize"])

@@ -402,6 +402,28 @@ async def test_conversations_are_templated_and_tokenised(start: Start):
     assert (got.status, set(got.json)) == (422, {"error", "error_type"})
 
 
+async def test_vllms_detokenize(start: Start):
+    site = await start()
+    for tokens, text in (
+        ([256, 97, 98], "<s>ab"),
+        ([], ""),
+        ([0xC3, 0xA9, 0xC3], "é\ufffd"),
+        ([97] * 5000, "a" * 5000),
+    ):
+        assert (await site.post("/detokenize", {"tokens": tokens, "model": NAME})).json == {"prompt": text}
+    whole = (await site.post("/tokenize", {"prompt": "café", "add_special_tokens": False})).json["tokens"]
+    assert (await site.post("/detokenize", {"tokens": whole})).json == {"prompt": "café"}
+    for bad, words in (
+        ({}, "`tokens` is required"),
+        ({"tokens": "ab"}, "`tokens` must be a list"),
+        ({"tokens": [97, -1]}, "`tokens[1]` must be"),
+        ({"tokens": [97, 1.0]}, "`tokens[1]` must be"),
+        ({"tokens": [97, 999]}, "`tokens[1]` must be a token id in 0..257, got 999"),
+    ):
+        refused = await site.post("/detokenize", bad)
+        assert refused.status == 422 and refused.json["error"].startswith(words), refused.body
+
+
 async def test_vllms_form_of_tokenize(start: Start):
     site = await start()
     whole = {"count": 3, "max_model_len": 8192, "tokens": [256, 97, 98], "token_strs": None}

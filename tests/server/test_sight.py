@@ -218,12 +218,65 @@ async def test_a_line_for_each_request_with_its_id(start: Start, lines: list[dic
     assert (line["prompt_tokens"], line["generated_tokens"], line["finish_reason"]) == (3, 7, "eos_token")
     assert 0 <= line["queue_seconds"] <= line["first_token_seconds"] <= line["seconds"]
     assert line["level"] == "info" and line["logger"] == "interlingua.requests" and line["time"].endswith("+00:00")
-    assert by_id[refused.headers["x-request-id"]]["status"] == 422
+    told = by_id[refused.headers["x-request-id"]]
+    assert (told["status"], told["outcome"]) == (422, "validation") and ", validation, request" in told["message"]
     lost = by_id[nowhere.headers["x-request-id"]]
-    assert lost["status"] == 404 and "/no%0D%0Awhere" in lost["message"], "no request writes a line of its own"
+    assert (lost["status"], lost["outcome"]) == (404, "not_found")
+    assert "/no%0D%0Awhere" in lost["message"], "no request writes a line of its own"
     (left,) = (line for line in lines if line["status"] == 499)
     assert left["outcome"] == "dropped" and left["prompt_tokens"] == 13
     assert not any("Hi" in json.dumps(line) or "leaves early" in json.dumps(line) for line in lines)
+
+
+async def test_every_refusal_has_its_outcome_as_the_metrics_have_it(start: Start, lines: list[dict[str, Any]]):
+    site = await start(script("hello"), server={"payload_limit": 1000, "api_key": "k"})
+    site.app.witnesses.append(RequestLog(prompts=False))
+    key = ("Authorization: Bearer k",)
+    wanted = [
+        ("POST", "/generate", b"{", key, 422, "validation"),
+        ("POST", "/generate", b'{"inputs":"a","parameters":{"top_p":2}}', key, 422, "validation"),
+        ("POST", "/v1/chat/completions", b'{"messages":[],"n":"1"}', key, 400, "validation"),
+        ("POST", "/v1/completions", b'{"prompt":"a","model":"other"}', key, 404, "not_found"),
+        ("POST", "/v1/completions", b'{"prompt":["a",[99999]]}', key, 400, "validation"),
+        ("POST", "/v2/models/other/generate", b"{}", key, 404, "not_found"),
+        ("POST", "/tokenize", b"{}", key, 422, "validation"),
+        ("POST", "/generate", b"{}", (), 401, "unauthorized"),
+        ("POST", "/generate", b" " * 1001, key, 413, "payload_too_large"),
+        ("GET", "/generate", b"", key, 405, "method_not_allowed"),
+    ]
+    for method, path, data, headers, status, _ in wanted:
+        connection = await site.connect()
+        connection.send_head(method, path, f"content-length: {len(data)}", *headers)
+        connection.writer.write(data)
+        assert (await connection.answer()).status == status, path
+    assert [(line["status"], line["outcome"]) for line in lines] == [one[4:] for one in wanted]
+    site.home.service.begin_stop()
+    assert (await site.ask("GET", "/health")).status == 503
+    assert lines[-1]["outcome"] == "unavailable"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_callers_own_id_comes_back_and_stands_in_the_log(
+    start: Start, lines: list[dict[str, Any]], stream: bool
+):
+    site = await start(script("hello"))
+    site.app.witnesses.append(RequestLog(prompts=False))
+    path = "/generate_stream" if stream else "/generate"
+    connection = await site.connect()
+    assert await traced(connection, path, body(), "X-Request-Id: trace-7/a:b") == "trace-7/a:b"
+    ours = lines[0]["request_id"]
+    assert lines[0]["caller_request_id"] == "trace-7/a:b" and len(ours) == 32
+    assert lines[0]["message"].endswith(f", request {ours}, the caller's trace-7/a:b")
+    refused = await traced(await site.connect(), path, {}, "X-Request-Id: r-2")
+    assert refused == "r-2" and lines[1]["caller_request_id"] == "r-2"
+
+
+@pytest.mark.parametrize("given", ["a b", "x" * 257, "caf\xe9", "a\tb", ""])
+async def test_an_id_that_no_line_could_hold_is_passed_over(start: Start, lines: list[dict[str, Any]], given: str):
+    site = await start(script("hello"))
+    site.app.witnesses.append(RequestLog(prompts=False))
+    got = await traced(await site.connect(), "/generate", body(), f"X-Request-Id: {given}")
+    assert got == lines[0]["request_id"] and "caller_request_id" not in lines[0]
 
 
 async def test_prompts_are_logged_where_the_operator_asks_for_them(start: Start, lines: list[dict[str, Any]]):

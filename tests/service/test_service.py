@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 import pytest
 from byte_model import BOS, EOS, House, house, request, script, served
@@ -478,7 +479,8 @@ async def test_where_no_host_is_allowed_a_url_is_refused_for_what_the_model_read
     """To allow its host would not help, so that is not what the error is about."""
     home = house()
     part = MediaPart("image", "url", "https://h.example/a.png", "inputs[0].image_url", 100)
-    (event,) = [e async for batch in home.service.generate(request(prompt=TextPrompt((part,)))) for e in batch]
+    asked = replace(request(), prompt=TextPrompt((part,)))
+    (event,) = [event async for batch in home.service.generate(asked) for event in batch]
     assert isinstance(event, FailedEvent)
     assert event.error.message == (
         "`inputs[0].image_url` is an image, and the served model reads text only; nor would it be taken from there: "
