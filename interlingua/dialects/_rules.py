@@ -324,13 +324,18 @@ class GrammarRule:
 
 
 def _schema_text(body: object, suffix: str, settings: DialectSettings) -> str:
-    """The text of a JSON Schema that came as an object or as a string holding one."""
+    """The text of a JSON Schema that came as an object or as a string holding one.
+
+    With `properties` it is that of an object, as in TGI: by the standard alone any text or number would fit it too.
+    """
     expected = f"a JSON Schema object of at most {settings.max_json_depth} levels, or the text of one"
     try:
         if isinstance(body, str):
             body = parse_object(body.encode(), settings.max_json_depth).root
         if isinstance(body, dict):
-            return orjson.dumps(body).decode()
+            # TGI's own examples, and those of its clients, leave the type out where `properties` shows it.
+            implied = {"type": "object"} if "properties" in body and "type" not in body else {}
+            return orjson.dumps(implied | body).decode()
     except (
         ValidationError,
         orjson.JSONEncodeError,

@@ -202,6 +202,11 @@ READS: list[tuple[str, str, dict[str, object]]] = [
     (CHAT, '"response_format":{"type":"json","value":{"type":"null"}}', {"grammar": NULL}),
     (CHAT, '"response_format":{"type":"json","value":"{\\"type\\":\\"null\\"}"}', {"grammar": NULL}),
     (CHAT, '"response_format":{"type":"json_schema","value":{"schema":{"type":"null"}}}', {"grammar": NULL}),
+    (
+        CHAT,  # as in its clients' examples: of an object, though it does not say so
+        '"response_format":{"type":"json","value":{"properties":{"a":{"type":"null"}},"required":["a"]}}',
+        {"grammar": Grammar("json_schema", '{"type":"object","properties":{"a":{"type":"null"}},"required":["a"]}')},
+    ),
     (COMPLETIONS, '"response_format":{"type":"regex","value":"a+"}', {"grammar": Grammar("regex", "a+")}),
     (CHAT, '"guided_choice":["a","b"]', {"grammar": Grammar("choice", '["a","b"]')}),
     (CHAT, '"structured_outputs":{"regex":"a+"}', {"grammar": Grammar("regex", "a+")}),
