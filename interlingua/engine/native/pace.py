@@ -28,6 +28,7 @@ LEAST_ROWS = 4
 _ASSUMED = np.array([10.0, 1.0, 0.003, 0.001])
 _ASSUMED_WEIGHT = 0.3  # in steps
 _MEMORY = 0.995  # what a step's weight is after the next one
+_MOST_NOTED = 64  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,30 @@ class StepCost:
 
     A step that took far too long, because the machine was busy, counts little: its relative error is bounded. Where
     steps do not tell the prices apart, the assumed proportions between them hold.
+
+    Steps are noted, and taken in when somebody asks for prices or many have come together: between two steps all
+    threads wait, and few steps are followed by a question.
     """
 
     def __init__(self) -> None:
         self._products = np.zeros((4, 4))
         self._sums = np.zeros(4)
         self._prices: npt.NDArray[np.float64] | None = _ASSUMED
+        self._noted: list[tuple[float, float, float, float]] = []  # features of steps that are not taken in, by seconds
 
     def learn(self, work: Work, seconds: float) -> None:
-        share = _features(work) * _ASSUMED / seconds
-        self._products = _MEMORY * self._products + np.outer(share, share)
-        self._sums = _MEMORY * self._sums + share
+        self._noted.append((1.0 / seconds, work.rows / seconds, work.read / seconds, work.attended / seconds))
         self._prices = None
+        if len(self._noted) >= _MOST_NOTED:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        shares = np.array(self._noted) * _ASSUMED
+        weights = _MEMORY ** np.arange(len(shares))[::-1]
+        memory = _MEMORY ** len(shares)
+        self._products = memory * self._products + (shares * weights[:, None]).T @ shares
+        self._sums = memory * self._sums + weights @ shares
+        self._noted.clear()
 
     def estimate(self, work: Work) -> float:
         return float(_features(work) @ self.prices)
@@ -75,6 +88,8 @@ class StepCost:
     def prices(self) -> npt.NDArray[np.float64]:
         """Seconds of the step itself, a row, a position read and a position attended to (before any step: rows)."""
         if self._prices is None:
+            if self._noted:
+                self._take_in()
             scale = self._sums.sum() / self._products.sum()  # of a row, were the proportions the assumed ones
             weight = _ASSUMED_WEIGHT * np.eye(4)
             ratios = np.linalg.solve(scale**2 * self._products + weight, scale * self._sums + _ASSUMED_WEIGHT)
