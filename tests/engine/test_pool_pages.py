@@ -124,6 +124,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
+    monkeypatch.setattr(engine_module, "_LOOK_AGAIN", PIECE)
     monkeypatch.setattr(engine_module, "available_memory", made)
     return made
 
@@ -161,8 +162,52 @@ async def test_stopping_waits_for_one_piece(tiny: ModelFiles, gate: Gate) -> Non
     assert gate.looks == 3 and not resident(engine._model).all()
 
 
+class Machine:
+    """In the place of `available_memory`: what a machine has free that had `free` before the pool's first page came."""
+
+    def __init__(self, free: int, taken_by_another: int = 0) -> None:
+        self.free = free
+        self.taken_by_another = taken_by_another  # after the first look
+        self.looks = 0
+        self.engine: NativeEngine | None = None
+
+    def __call__(self) -> int:
+        assert self.engine is not None
+        self.looks += 1
+        left = self.free - int(resident(self.engine._model).sum()) * PAGE
+        return left if self.looks == 1 else left - self.taken_by_another
+
+    async def started(self, files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> NativeEngine:
+        monkeypatch.setattr(engine_module, "available_memory", self)
+        self.engine = started(files)
+        await self.engine.start()
+        return self.engine
+
+
+async def test_a_pool_of_most_of_the_memory_is_taken_whole(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(POOL + POOL // 8)
+    engine = await machine.started(tiny, monkeypatch)
+    await all_resident(engine)
+    await engine.stop()
+    assert machine.looks == 2, "not once for every piece"
+
+
+async def test_what_another_takes_meanwhile_stops_it(tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_LOOK_AGAIN", 4 * PIECE)
+    machine = Machine(POOL + POOL // 8, taken_by_another=PIECE)
+    engine = await machine.started(tiny, monkeypatch)
+    for _ in range(100 * LIMIT):
+        if machine.looks == 2:
+            break
+        await asyncio.sleep(0.01)
+    assert isinstance((await answer(engine))[-1], FinishedEvent)
+    await engine.stop()
+    pieces = int(resident(engine._model).sum()) * PAGE / PIECE
+    assert 4 <= pieces <= 5, "and one that the answer used"
+
+
 def short() -> int:
-    return POOL - PIECE
+    return POOL + POOL // 8 - 1
 
 
 def unreadable() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 import shutil
@@ -11,8 +12,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from byte_model import BOS, NAME, house, script, served
@@ -156,6 +159,53 @@ async def test_the_api_page_in_a_browser(start: Start):
     assert "<code>/vllm/generate</code>" in drawn.decode() and "`" not in drawn.decode().partition("<script>")[0]
     assert " or </td>" not in drawn.decode() and "−2^63" in drawn.decode()
     assert re.search(r'<label id="key">', drawn.decode()), "it asks for the key"
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+async def test_the_api_page_on_a_telephone(start: Start, tmp_path: Path):
+    """Nothing is wider than the screen, with every operation unfolded."""
+    site = await start()
+    browser = await asyncio.create_subprocess_exec(
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"),
+        *(f"--user-data-dir={tmp_path}", "about:blank"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert browser.stderr is not None
+    try:
+        async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+            while (found := re.search(rb"DevTools listening on ws://([^/]+)", await browser.stderr.readline())) is None:
+                pass
+            async with session.get(f"http://{found[1].decode()}/json/list") as pages:
+                (address,) = (page["webSocketDebuggerUrl"] for page in await pages.json() if page["type"] == "page")
+            async with session.ws_connect(address, max_msg_size=0) as tools:
+                numbers = itertools.count(1)
+
+                async def call(method: str, **parameters: object) -> dict[str, Any]:
+                    number = next(numbers)
+                    await tools.send_json({"id": number, "method": method, "params": parameters})
+                    while (message := await tools.receive_json()).get("id") != number:
+                        pass
+                    result: dict[str, Any] = message["result"]
+                    return result
+
+                async def value(expression: str) -> int:
+                    result = await call("Runtime.evaluate", expression=expression, returnByValue=True)
+                    return int(result["result"]["value"])
+
+                screen = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+                await call("Emulation.setDeviceMetricsOverride", **screen)
+                await call("Page.navigate", url=f"http://127.0.0.1:{site.port}/docs")
+                described = (await site.ask("GET", "/openapi.json")).json
+                operations = sum(len(methods) for methods in described["paths"].values())
+                # The page says nothing when it is done.
+                while await value("document.querySelectorAll('details').length") < operations:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                await value("document.querySelectorAll('details').forEach(one => { one.open = true; }), 0")
+                assert await value("document.documentElement.scrollWidth") == 400
+    finally:
+        browser.kill()
+        await browser.wait()
 
 
 async def test_the_api_page_shows_the_running_settings(start: Start):

@@ -59,6 +59,8 @@ _SWITCH_INTERVAL = 0.0005
 _FREE_HEAP = 4 << 20  # bytes
 _JOIN_SECONDS = 30.0
 _QUIET_SECONDS = 0.1  # after which an engine without work sees to its memory
+_LOOK_AGAIN = 64 << 20  # bytes of the KV pool that are taken between two looks at how much memory is free
+_SPARE = 8  # a part of so many of the pool is left free for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,7 @@ class NativeEngine:
         self._accepted_tokens = 0
         self._last_progress = 0.0
         self._touched = 0  # bytes of the KV pool, engine thread only
+        self._touchable = 0  # up to where memory was found for them
 
     # --- event loop ---
 
@@ -346,15 +349,20 @@ class NativeEngine:
     def _touch_pool(self) -> bool:
         """Has the system give the next pages of the KV pool before a step waits for them. False = there are no more.
 
-        A request that comes meanwhile waits for one such piece. Where the machine has less memory left than the pool
-        takes in all, pages come with their first use: servers side by side must not fill it with what none needs yet.
+        A request that comes meanwhile waits for one such piece. Where the machine has less memory left than the rest of
+        the pool takes, pages come with their first use: servers side by side must not fill it with what none needs yet.
+        What has been taken is not asked for again: it is not free any more.
         """
         pool = self._model.kv_bytes
-        try:
-            if self._touched >= pool or available_memory() < pool:
-                return False
-        except OSError:  # no file can be opened now
+        if self._touched >= pool:
             return False
+        if self._touched >= self._touchable:
+            try:
+                if available_memory() < pool - self._touched + pool // _SPARE:
+                    return False
+            except OSError:  # no file can be opened now
+                return False
+            self._touchable = self._touched + _LOOK_AGAIN
         self._touched = self._model.touch_kv(self._touched)
         return True
 
