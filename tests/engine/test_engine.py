@@ -556,3 +556,24 @@ async def test_readers_are_told_even_if_cleaning_up_fails(tiny: ModelFiles, monk
     assert isinstance(answers[0][-1], FinishedEvent), "what had finished was handed over before the fault"
     assert all(isinstance(events[-1], FailedEvent) for events in answers[1:])
     await engine.stop()
+
+
+async def test_a_fault_while_a_request_is_taken_in_ends_it_with_the_rest(
+    tiny: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is out of the inbox and not in the scheduler yet has a reader, too."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    engine = NativeEngine(tiny, NativeOptions(threads=1))
+    await engine.start()
+    runs = asyncio.create_task(collect(engine, make_request(0, 10, 100, sample=False, stops=False)))
+    while not engine.stats().running:  # noqa: ASYNC110 - the engine has no event for it
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr("interlingua.engine.native.engine.Sequence", broken)
+    late = [asyncio.create_task(collect(engine, make_request(i, 10, 3, sample=False, stops=False))) for i in (1, 2)]
+    for events in await asyncio.wait_for(asyncio.gather(runs, *late), 10):
+        assert isinstance(events[-1], FailedEvent)
+    await engine.stop()

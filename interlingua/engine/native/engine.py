@@ -20,16 +20,13 @@ import numpy as np
 from interlingua.contract.engine import EngineInfo, EngineStats
 from interlingua.contract.errors import (
     GenerationError,
+    InterlinguaError,
     NotSupportedError,
     RequestError,
     UnavailableError,
     ValidationError,
 )
-from interlingua.contract.events import (
-    EngineEvent,
-    FailedEvent,
-    FinishedEvent,
-)
+from interlingua.contract.events import EngineEvent, FailedEvent, FinishedEvent
 from interlingua.contract.request import Adapter, Grammar, PreparedRequest
 from interlingua.engine.native._native import KV_BLOCK, Model, bound_free_heap, trim_heap
 from interlingua.engine.native._native import SamplingParams as NativeSampling
@@ -209,8 +206,7 @@ class NativeEngine:
             await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         if self._guides is not None:
             self._guides.close()
-        for stream in self._open:  # nobody may wait for a thread that hangs; those that it has ended stay as they are
-            stream.put(FailedEvent(UnavailableError("the server is stopping")))
+        self._tell_all(UnavailableError("the server is stopping"))  # nobody may wait for a thread that hangs
 
     @property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -304,6 +300,11 @@ class NativeEngine:
         for stream, event in events:
             stream.put(event)
 
+    def _tell_all(self, error: InterlinguaError) -> None:
+        """Ends every request that has a reader, wherever it is; one that has ended stays as it is."""
+        for stream in self._open:
+            stream.put(FailedEvent(error))
+
     # --- engine thread ---
 
     def _run(self) -> None:
@@ -316,9 +317,9 @@ class NativeEngine:
             # Whatever broke, nobody may wait for ever: every request ends, health turns bad, the process can exit.
             with self._wake:
                 self._failure = error
-            self._end_all(scheduler, FailedEvent(GenerationError("the engine has failed")))
+            self._end_all(scheduler, GenerationError("the engine has failed"))
             raise
-        self._end_all(scheduler, FailedEvent(UnavailableError("the server is stopping")))
+        self._end_all(scheduler, UnavailableError("the server is stopping"))
         scheduler.check_integrity()
 
     def _take_inbox(self, scheduler: Scheduler) -> bool:
@@ -329,7 +330,7 @@ class NativeEngine:
         with self._wake:
             if self._stopping:
                 return False
-        while True:  # one by one: what a fault leaves in the inbox is ended with the rest
+        while True:
             with self._wake:
                 if not self._inbox:
                     return True
@@ -494,16 +495,18 @@ class NativeEngine:
         self._model.remove_sampler(sequence.slot)
         del self._streams[sequence]
 
-    def _end_all(self, scheduler: Scheduler, event: FailedEvent) -> None:
+    def _end_all(self, scheduler: Scheduler, error: InterlinguaError) -> None:
         """Ends every request. Readers are told first: cleaning up may meet the very state that is broken."""
-        events: _Delivery = [(stream, event) for stream in self._streams.values()]
         with self._wake:
-            events += [(stream, event) for stream, request in self._inbox if request is not None]
             self._inbox.clear()
-        self._hand_over(events)
+        self._on_loop(self._tell_all, error)
         for sequence in list(self._streams):
             self._drop(scheduler, sequence)
 
     def _hand_over(self, events: _Delivery) -> None:
-        if events and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, events)
+        if events:
+            self._on_loop(self._deliver, events)
+
+    def _on_loop(self, call: Callable[[T], None], argument: T) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, argument)
