@@ -166,7 +166,9 @@ class ChatEncoder(_Encoder):
             self.choices[event.choice] = _Choice(self.make_reader(event.reasoning))
             return b""
         frames: list[bytes] = []
-        choice = self.choices.setdefault(event.choice, _Choice(self.make_reader(False)))
+        choice = self.choices.get(event.choice)
+        if choice is None:  # stopped before it began
+            choice = self.choices[event.choice] = _Choice(self.make_reader(False))
         pieces: list[Piece] = []
         if isinstance(event, TextToken):
             if self.top is not None and not event.special:
@@ -348,7 +350,9 @@ class CompletionEncoder(_Encoder):
         if isinstance(event, TextStarted):
             self.choices[event.choice] = self._begin(event.prefill or ())
             return b""
-        choice = self.choices.setdefault(event.choice, self._begin(()))
+        choice = self.choices.get(event.choice)
+        if choice is None:  # stopped before it began
+            choice = self.choices[event.choice] = self._begin(())
         text = "" if choice.begun else self._prompt_text(event.choice, choice)
         choice.begun = True
         if isinstance(event, TextToken):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -319,6 +320,35 @@ async def test_a_client_that_reads_nothing_holds_its_requests_no_longer_than_it_
                 count += 1
         assert caught.value.code() is grpc.StatusCode.CANCELLED and 0 < count < 20_000
     assert await infer(site.app.addresses["gRPC"]) == "a" * 20
+
+
+async def test_requests_that_are_refused_wait_in_no_endless_queue(start: Start):
+    """A client that reads nothing and asks on: each refusal that it does not take holds its request in memory."""
+    site = await start(
+        Script(ids=(97,) * 8000),
+        limits=Limits(max_concurrent_requests=1),
+        server={"grpc_port": 0, "write_timeout": 60.0},
+    )
+    small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+    async with grpc.aio.insecure_channel(site.app.addresses["gRPC"], options=small) as channel:
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        stream = channel.stream_stream(
+            path,
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelStreamInferResponse.FromString,
+        )()
+        await stream.write(stream_request(id="runs"))
+        await someone_inside(site.home)
+        await asyncio.sleep(0.5)  # until nobody takes its tokens any more
+        before = len(asyncio.all_tasks())
+        with contextlib.suppress(TimeoutError):  # once none is read, the client cannot write for ever
+            async with asyncio.timeout(5):
+                for n in range(200):
+                    await stream.write(infer_request("x" * 100_000, id=f"n{n}"))
+        assert site.home.service.metrics.failures == {"overloaded": 17}
+        assert len(asyncio.all_tasks()) - before <= 20
+        stream.cancel()
+    await site.home.emptied()
 
 
 async def test_a_client_that_reads_slowly_gets_everything(start: Start):

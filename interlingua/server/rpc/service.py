@@ -145,7 +145,11 @@ class InferenceService:
                 await reader
 
     async def _answer_all(self, requests: AsyncIterator[bytes], outbox: _Outbox) -> None:
-        """Decodes one request after the other, so that a stream holds one message at a time, and runs them together."""
+        """Decodes one request after the other, so that a stream holds one message at a time, and runs them together.
+
+        Those that are refused wait for a client that does not read like all others: so many, and no more are read.
+        """
+        room = asyncio.Semaphore(self._service.limits.max_concurrent_requests + _QUEUED)
 
         async def answer(request: pb.ModelInferRequest, inference: Inference, arrived: float) -> None:
             try:
@@ -169,7 +173,8 @@ class InferenceService:
                     except Exception as error:
                         await outbox.put(_failed(request, error))
                     else:
-                        group.create_task(answer(request, inference, arrived))
+                        await room.acquire()
+                        group.create_task(answer(request, inference, arrived)).add_done_callback(lambda _: room.release())
         except* _StalledError:
             outbox.stalled = True
         await outbox.end()
