@@ -16,6 +16,20 @@ from interlingua.contract.errors import (
 
 Statuses = Mapping[str, tuple[int, str]]  # kind of error -> status, error_type
 
+TGI_STATUSES: Statuses = {
+    "request": (500, "generation"),  # a fault inside the server
+    "validation": (422, "validation"),
+    "payload_too_large": (413, "validation"),
+    "unauthorized": (401, "unauthorized"),
+    "not_found": (404, "not_found"),
+    "method_not_allowed": (405, "not_found"),
+    "overloaded": (429, "overloaded"),
+    "unavailable": (503, "healthcheck"),
+    "timeout": (504, "timeout"),
+    "generation": (424, "generation"),
+    "incomplete_generation": (500, "incomplete_generation"),
+}
+
 
 def _status(error: InterlinguaError, statuses: Statuses) -> tuple[int, str]:
     """What is no kind of request error (a cancelled stream, an engine's death) counts as a fault inside."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
 from interlingua.contract.dialect import DialectSettings
-from interlingua.contract.errors import ValidationError
 from interlingua.contract.request import Grammar
 from interlingua.dialects._bounds import MAX_CHOICES
-from interlingua.dialects._json import parse_object, show
 from interlingua.dialects._openai_rules import FUNCTION_NAME, checked_at
-from interlingua.dialects._rules import GrammarRule, Refusal
+from interlingua.dialects._rules import GrammarRule, Refusal, schema_grammar
 
 JSON_OBJECT = Grammar("json_schema", '{"type":"object"}')
 _TGI_GRAMMAR = GrammarRule()
@@ -157,18 +154,3 @@ class StructuredOutputs:
 
 
 _GUIDED = ("json", "regex", "choice", "grammar")
-
-
-def schema_grammar(schema: object, suffix: str, settings: DialectSettings) -> Grammar:
-    """The grammar of a JSON Schema that came as an object or as a string holding one."""
-    if isinstance(schema, str):
-        try:
-            schema = parse_object(schema.encode(), settings.max_json_depth).root
-        except ValidationError:
-            raise Refusal(schema, suffix, "a JSON Schema object, or the text of one") from None
-    if not isinstance(schema, dict):
-        raise Refusal(schema, suffix, "a JSON Schema object", None if schema is not None else show(schema))
-    try:
-        return Grammar("json_schema", orjson.dumps(schema).decode())
-    except orjson.JSONEncodeError:  # a number that is refused anyway, or has more than 64 bits
-        return Grammar("json_schema", json.dumps(schema))

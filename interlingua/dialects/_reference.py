@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from interlingua.contract.dialect import DialectSettings
-from interlingua.dialects import _kserve_table, _native_table, _openai_reference, _tgi_table, _triton_table, tgi, triton
-from interlingua.dialects._errors import Statuses
+from interlingua.dialects import _kserve_table, _native_table, _openai_reference, _tgi_table, _triton_table, triton
+from interlingua.dialects._errors import TGI_STATUSES, Statuses
 from interlingua.dialects._fields import Field
 from interlingua.dialects._kserve_table import TensorField
 from interlingua.dialects._rules import Rule
@@ -297,7 +297,7 @@ def page() -> str:
         "### Fields\n",
         _fields(tgi_fields, _tgi_table.COLUMNS, settings),
         _TGI_ANSWERS,
-        _errors(tgi.STATUSES),
+        _errors(TGI_STATUSES),
         _TRITON,
         "### Fields\n",
         _fields(triton_fields, _triton_table.COLUMNS, settings),

@@ -5,6 +5,7 @@ All three come from the same numbers, so messages, OpenAPI page and generated do
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -295,7 +296,7 @@ class GrammarRule:
             if name is not None and not isinstance(name, str):
                 raise Refusal(name, ".value.name", "a string")
             body, suffix = body.get("schema"), ".value.schema"
-        return Grammar("json_schema", _schema_text(body, suffix, settings))
+        return schema_grammar(body, suffix, settings, implied=True)
 
     def accepts(self, settings: DialectSettings) -> str:
         return 'an object {"type": "json" | "json_schema" | "regex", "value": …}'
@@ -323,22 +324,25 @@ class GrammarRule:
         }
 
 
-def _schema_text(body: object, suffix: str, settings: DialectSettings) -> str:
-    """The text of a JSON Schema that came as an object or as a string holding one.
+def schema_grammar(schema: object, suffix: str, settings: DialectSettings, *, implied: bool = False) -> Grammar:
+    """The grammar of a JSON Schema that came as an object or as a string holding one.
 
-    With `properties` it is that of an object, as in TGI: by the standard alone any text or number would fit it too.
+    With `implied` one that has `properties` and no type is an object's, as in TGI, whose own examples leave the type
+    out: by the standard alone any text or number would fit it too.
     """
     expected = f"a JSON Schema object of at most {settings.max_json_depth} levels, or the text of one"
+    if isinstance(schema, str):
+        try:
+            document = parse_object(schema.encode(), settings.max_json_depth)
+            document.close()
+        except ValidationError:
+            raise Refusal(schema, suffix, expected) from None
+        schema = document.root
+    if not isinstance(schema, dict):
+        raise Refusal(schema, suffix, expected)
+    if implied and "properties" in schema and "type" not in schema:
+        schema = {"type": "object"} | schema
     try:
-        if isinstance(body, str):
-            body = parse_object(body.encode(), settings.max_json_depth).root
-        if isinstance(body, dict):
-            # TGI's own examples, and those of its clients, leave the type out where `properties` shows it.
-            implied = {"type": "object"} if "properties" in body and "type" not in body else {}
-            return orjson.dumps(implied | body).decode()
-    except (
-        ValidationError,
-        orjson.JSONEncodeError,
-    ):  # the latter: a non-finite number inside, refused anyway
-        pass
-    raise Refusal(body, suffix, expected)
+        return Grammar("json_schema", orjson.dumps(schema).decode())
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits, in a body that is refused anyway
+        return Grammar("json_schema", json.dumps(schema))

@@ -13,13 +13,14 @@ from interlingua.contract.errors import RequestError, ValidationError
 from interlingua.contract.events import Answer, FailedEvent, Summary, TextEvent, TextStopped, TextToken
 from interlingua.contract.request import GenerationRequest, Priority, Prompt, StopMode, TokenPrompt
 from interlingua.dialects import _errors, _sse
+from interlingua.dialects._errors import TGI_STATUSES
 from interlingua.dialects._fields import note_unknown, object_field, read_field
 from interlingua.dialects._json import Document, parse_object
 from interlingua.dialects._native_openapi import describe
 from interlingua.dialects._native_table import COLUMN, INPUT_ID, INPUTS, PARAMETERS, STREAM
 from interlingua.dialects._parts import text_prompt
 from interlingua.dialects._tgi_table import MINDIE
-from interlingua.dialects.tgi import STATUSES, sampling
+from interlingua.dialects.tgi import sampling
 
 _MAX_NEW_TOKENS = 20
 _ROOT_FIELDS = (INPUTS.name, INPUT_ID.name, STREAM.name, "parameters")
@@ -81,7 +82,7 @@ class NativeEncoder:
         if isinstance(event, TextStopped):
             return _sse.frame({"token": {"id": [], "text": ""}} | self._ending(event.summary))
         if isinstance(event, FailedEvent):
-            return _sse.frame_json(_errors.body(event.error, STATUSES))
+            return _sse.frame_json(_errors.body(event.error, TGI_STATUSES))
         return b""
 
     def end(self) -> bytes:
@@ -116,14 +117,14 @@ class NativeEncoder:
 
 
 def _render_error(error: RequestError) -> Reply:
-    return _errors.reply(error, STATUSES)
+    return _errors.reply(error, TGI_STATUSES)
 
 
 DIALECT = Dialect(
     name="native",
     prefix="/native",
     routes=tuple(
-        Route(method="POST", path=path, decode=decode, describe=partial(describe, STATUSES))
+        Route(method="POST", path=path, decode=decode, describe=partial(describe, TGI_STATUSES))
         for path in ("/infer", "/infer_token")
     ),
     render_error=_render_error,

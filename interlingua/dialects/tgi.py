@@ -17,25 +17,12 @@ from interlingua.contract.errors import RequestError, ValidationError
 from interlingua.contract.events import Answer, FailedEvent, TextEvent, TextToken, TokenText
 from interlingua.contract.request import GenerationRequest, SamplingRequest, StopMode
 from interlingua.dialects import _errors, _sse, openai, vllm
+from interlingua.dialects._errors import TGI_STATUSES
 from interlingua.dialects._fields import note_unknown, object_field, read_field
 from interlingua.dialects._json import Document, parse_object
 from interlingua.dialects._parts import text_prompt
 from interlingua.dialects._tgi_openapi import describe
 from interlingua.dialects._tgi_table import DEFAULT_TOP_K, HF, INPUTS, MINDIE, NO_ADAPTER, PARAMETERS, STREAM
-
-STATUSES: _errors.Statuses = {
-    "request": (500, "generation"),  # a fault inside the server
-    "validation": (422, "validation"),
-    "payload_too_large": (413, "validation"),
-    "unauthorized": (401, "unauthorized"),
-    "not_found": (404, "not_found"),
-    "method_not_allowed": (405, "not_found"),
-    "overloaded": (429, "overloaded"),
-    "unavailable": (503, "healthcheck"),
-    "timeout": (504, "timeout"),
-    "generation": (424, "generation"),
-    "incomplete_generation": (500, "incomplete_generation"),
-}
 
 _ROOT = "/"
 _GENERATE = "/generate"
@@ -114,7 +101,7 @@ class _Place:
 
     def describe(self, settings: DialectSettings) -> dict[str, Any]:
         """The OpenAPI operation object."""
-        return describe(self.path, self._profile(settings), self.stream, self.listed, STATUSES, settings)
+        return describe(self.path, self._profile(settings), self.stream, self.listed, TGI_STATUSES, settings)
 
     def _profile(self, settings: DialectSettings) -> str:
         return self.profile if settings.tgi_profile == "auto" else settings.tgi_profile
@@ -202,7 +189,7 @@ class TgiEncoder:
         if isinstance(event, TextToken):
             return _sse.frame(self._stream_event(event))
         if isinstance(event, FailedEvent):
-            return _sse.frame_json(_errors.body(event.error, STATUSES))
+            return _sse.frame_json(_errors.body(event.error, TGI_STATUSES))
         return b""
 
     def end(self) -> bytes:
@@ -297,7 +284,7 @@ def _top_tokens(answer: Answer) -> list[list[dict[str, Any]]]:
 
 
 def _render_error(error: RequestError) -> Reply:
-    return _errors.reply(error, STATUSES)
+    return _errors.reply(error, TGI_STATUSES)
 
 
 def _owns(path: str) -> bool:

@@ -15,25 +15,13 @@ from interlingua.contract.errors import RequestError
 from interlingua.contract.events import Answer, FailedEvent, TextEvent, TextToken
 from interlingua.contract.request import GenerationRequest
 from interlingua.dialects import _errors, _sse
+from interlingua.dialects._errors import TGI_STATUSES
 from interlingua.dialects._openai_answers import Shown, all_answers
 from interlingua.dialects._openai_openapi import describe_vllm
 from interlingua.dialects._openai_table import MAX_COMPLETION_TOKENS, VLLM, VLLM_TABLE
 from interlingua.dialects._parts import text_prompt
 from interlingua.dialects.openai import check_best_of, common, grammar_of, read
 
-STATUSES: _errors.Statuses = {
-    "request": (500, "generation"),  # a fault inside the server
-    "validation": (422, "validation"),
-    "payload_too_large": (413, "validation"),
-    "unauthorized": (401, "unauthorized"),
-    "not_found": (404, "not_found"),
-    "method_not_allowed": (405, "not_found"),
-    "overloaded": (429, "overloaded"),
-    "unavailable": (503, "healthcheck"),
-    "timeout": (504, "timeout"),
-    "generation": (424, "generation"),
-    "incomplete_generation": (500, "incomplete_generation"),
-}
 _PATH = "/vllm/generate"
 
 
@@ -84,7 +72,7 @@ class VllmEncoder:
 
     def event(self, event: TextEvent) -> bytes:
         if isinstance(event, FailedEvent):
-            return self._frame(_errors.body(event.error, STATUSES))
+            return self._frame(_errors.body(event.error, TGI_STATUSES))
         if not isinstance(event, TextToken):
             return b""
         text = self.shown.text(event)
@@ -109,7 +97,7 @@ class VllmEncoder:
 
 
 def _render_error(error: RequestError) -> Reply:
-    return _errors.reply(error, STATUSES)
+    return _errors.reply(error, TGI_STATUSES)
 
 
 def _owns(path: str) -> bool:
@@ -117,7 +105,7 @@ def _owns(path: str) -> bool:
 
 
 def _describe(settings: DialectSettings) -> dict[str, Any]:
-    return describe_vllm(STATUSES, settings)
+    return describe_vllm(TGI_STATUSES, settings)
 
 
 DIALECT = Dialect(

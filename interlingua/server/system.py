@@ -9,12 +9,10 @@ import orjson
 
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings, Reply
-from interlingua.contract.errors import (
-    RequestError,
-)
+from interlingua.contract.errors import RequestError
 from interlingua.dialects import _errors
 from interlingua.dialects._bounds import MAX_PROMPTS
-from interlingua.dialects.tgi import STATUSES
+from interlingua.dialects._errors import TGI_STATUSES
 from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
 from interlingua.server.keys import Keys
@@ -23,7 +21,7 @@ from interlingua.server.routes import Plane, SystemRoute
 from interlingua.service.metrics import CONTENT_TYPE
 from interlingua.service.service import ServedModel, Service
 
-_SHAPE = {**STATUSES, "forbidden": (403, "forbidden")}  # TGI knows no keys that open some routes alone
+_SHAPE = {**TGI_STATUSES, "forbidden": (403, "forbidden")}  # TGI knows no keys that open some routes alone
 
 
 def plain_error(error: RequestError) -> Reply:

@@ -90,7 +90,7 @@ EDGES: list[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
     ("model", (CHAT, COMPLETIONS, VLLM), ('"tiny"',), ('""', "1", f'"{"x" * 257}"')),
     ("guided_regex", (CHAT, COMPLETIONS, VLLM), ('"a+"',), ('""', "1", "[]")),
     ("guided_choice", (CHAT, COMPLETIONS, VLLM), ('["a","b"]',), ("[]", '[""]', '"a"', "[1]")),
-    ("guided_json", (CHAT, COMPLETIONS, VLLM), ("{}", '"{}"'), ("[]", '"{oops"', "1", '"[]"')),
+    ("guided_json", (CHAT, COMPLETIONS, VLLM), ("{}", '"{}"'), ("[]", '"{oops"', "1", '"[]"', r'"{\"const\":NaN}"')),
     ("guided_grammar", (CHAT, COMPLETIONS, VLLM), ('"start: A"',), ('""', "1")),
     ("structured_outputs", (CHAT, COMPLETIONS, VLLM), ('{"regex":"a"}',), ("{}", '{"regex":"a","choice":["a"]}', "1")),
     ("use_beam_search", (CHAT, COMPLETIONS, VLLM), ("false",), ("true",)),

@@ -174,7 +174,9 @@ class InferenceService:
                         await outbox.put(_failed(request, error))
                     else:
                         await room.acquire()
-                        group.create_task(answer(request, inference, arrived)).add_done_callback(lambda _: room.release())
+                        group.create_task(answer(request, inference, arrived)).add_done_callback(
+                            lambda _: room.release()
+                        )
         except* _StalledError:
             outbox.stalled = True
         await outbox.end()
