@@ -15,37 +15,15 @@ import http.client
 import json
 import platform
 import random
-import re
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+
+from server import running
 
 CHARACTERS = 4_000_000
 TARGET = 200.0  # milliseconds
 WORDS = ["the", "sea", "is", "calm", "and", "ships", "move", "slowly", "over", "water", "while", "people", "watch"]
-
-
-@contextmanager
-def server(model: str, engine: str) -> Iterator[int]:
-    """The port of a server that runs while the block does."""
-    program = Path(sys.executable).parent / "interlingua"
-    command = [str(program), "serve", *([model] if model else []), "--engine", engine, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-            if found:
-                yield int(found[1])
-                return
-        raise SystemExit("the server did not start")
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def post(port: int, path: str, body: object) -> http.client.HTTPResponse:
@@ -107,7 +85,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 when the target is missed")
     arguments = parser.parse_args()
     text = " ".join(random.Random(1).choices(WORDS, k=CHARACTERS))[:CHARACTERS]
-    with server(arguments.model, arguments.engine) as port:
+    flags = [*([arguments.model] if arguments.model else []), "--engine", arguments.engine]
+    with running(flags) as server:
+        port = server.port
         calm = Watch(port)
         time.sleep(2.0)
         calm.end()

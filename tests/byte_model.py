@@ -73,7 +73,7 @@ class House:
             await asyncio.sleep(0.01)
         assert self.engine.stats().kv_blocks_used == 0
         assert metrics.requests == metrics.successes + sum(metrics.failures.values())
-        assert not [task for task in asyncio.all_tasks() if "_watch" in repr(task.get_coro())]
+        assert not [task for task in asyncio.all_tasks() if "_listen" in repr(task.get_coro())]
 
 
 def house(

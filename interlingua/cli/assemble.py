@@ -75,7 +75,6 @@ def wire_settings(options: Options) -> DialectSettings:
         max_best_of=options.max_best_of,
         max_top_n_tokens=options.max_top_n_tokens,
         max_json_depth=options.max_json_depth,
-        default_timeout=options.timeout,
         vllm_stream=cast(Literal["lines", "nul", "sse"], options.vllm_stream),
     )
 

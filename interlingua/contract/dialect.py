@@ -42,7 +42,6 @@ class DialectSettings:
     max_best_of: int = 2
     max_top_n_tokens: int = 5
     max_json_depth: int = 64
-    default_timeout: float = 600.0
     compute_type: str = "1-cpu"  # TGI's header x-compute-type: shards and device
     vllm_stream: Literal["lines", "nul", "sse"] = "lines"
     chat: ChatFormat = ChatFormat()

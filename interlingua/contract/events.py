@@ -31,7 +31,6 @@ class StartedEvent:
     """
 
     started_at: float  # `time.monotonic()` when a batch first took the request
-    prefilled_at: float  # when its last prompt token was computed
     cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     prompt_logprobs: tuple[float | None, ...] | None = None
 

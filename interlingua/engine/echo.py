@@ -175,7 +175,7 @@ class EchoEngine:
                 return
             self._prompt_tokens += len(request.prompt_ids)
             if script.fail_at != 0:
-                yield StartedEvent(started, self._last_progress, 0, _prompt_logprobs(request))
+                yield StartedEvent(started, 0, _prompt_logprobs(request))
             count = 0
             while count != script.fail_at:
                 count += 1

@@ -454,11 +454,9 @@ class _Story:
                 None if row is None else row[token].logprob
                 for token, row in zip(self._request.prompt_ids, rows, strict=True)
             )
-        metrics = output.metrics
-        # Moments of the engine's process, on the same clock: CLOCK_MONOTONIC is one for a machine.
-        started = getattr(metrics, "scheduled_ts", 0.0) or now
-        prefilled = getattr(metrics, "first_token_ts", 0.0) or now
-        return StartedEvent(started, prefilled, output.num_cached_tokens or 0, scores)
+        # A moment of the engine's process, on the same clock: CLOCK_MONOTONIC is one for a machine.
+        started = getattr(output.metrics, "scheduled_ts", 0.0) or now
+        return StartedEvent(started, output.num_cached_tokens or 0, scores)
 
     def _top(self, row: Mapping[int, Any]) -> tuple[tuple[int, float], ...]:
         count = self._request.top_n_tokens

@@ -23,14 +23,6 @@ class Progress(Protocol):
     def end(self, failed: bool = False) -> None: ...
 
 
-class SilentProgress:
-    def begin(self, what: str, total: int) -> None: ...
-
-    def update(self, done: int) -> None: ...
-
-    def end(self, failed: bool = False) -> None: ...
-
-
 class LineProgress:
     """Plain lines for logs: at the beginning, then at most one every `interval` seconds, then at the end."""
 

@@ -29,8 +29,8 @@ from interlingua.server.keys import Keys
 from interlingua.server.kserve import KServe
 from interlingua.server.middleware import ClientLeftError, beside, check_key, read_body
 from interlingua.server.models import Models
-from interlingua.server.responses import Batches, RenderError, answer_stream, answer_whole
-from interlingua.server.routes import Endpoint, Handler, Plane, RouteTable, SystemRoute, paths_of
+from interlingua.server.responses import Batches, answer_stream, answer_whole
+from interlingua.server.routes import Endpoint, Handler, Plane, RenderError, RouteTable, SystemRoute, paths_of
 from interlingua.server.settings import ServerSettings
 from interlingua.server.system import System, plain_error
 from interlingua.server.tls import Certificates

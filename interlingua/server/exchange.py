@@ -32,7 +32,6 @@ class Exchange:
 
     __slots__ = (
         "arrived",
-        "body",
         "caller_id",
         "failure",
         "headers",
@@ -61,7 +60,6 @@ class Exchange:
         }
         named = self.headers.get(_REQUEST_ID, "")
         self.caller_id = named if _CALLER_ID.fullmatch(named) else ""  # the caller's name for it; need not be unique
-        self.body = b""
         self.receive = receive
         self.send = send
         self.request_id = request_id

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from interlingua.contract.dialect import Call, Reply
 from interlingua.contract.errors import GenerationError, InterlinguaError, RequestError
 from interlingua.contract.events import FailedEvent, TextEvent, TextStarted, TextStopped, TextToken, fold
 from interlingua.server.exchange import Exchange
 from interlingua.server.middleware import beside
+from interlingua.server.routes import RenderError
 
 _log = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 64  # of a token, or an alternative to one, in an answer that tells of them
 
 Batches = AsyncGenerator[Sequence[TextEvent], None]
-RenderError = Callable[[RequestError], Reply]
 
 
 def request_error(error: InterlinguaError) -> RequestError:

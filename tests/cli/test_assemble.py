@@ -22,14 +22,13 @@ from interlingua.service.prepare import Limits, ModelDefaults
 
 # Settings that are no options of their own: the loaded model says them, or the documents fix them.
 NO_OPTION = {"model_name", "vocab_size", "compute_type", "chat", "max_prompt_chars", "max_prompt_tokens"}
-OTHER_NAME = {"default_timeout": "timeout"}
 
 
 @pytest.mark.parametrize("settings", [ServerSettings, DialectSettings, Limits, NativeOptions])
 def test_every_setting_is_an_option(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         if field.name not in NO_OPTION:
-            option = BY_NAME[OTHER_NAME.get(field.name, field.name)]
+            option = BY_NAME[field.name]
             assert field.default == option.default, f"{field.name} has two defaults"
 
 
@@ -39,12 +38,11 @@ def test_every_option_arrives(make: Any) -> None:
     for field in dataclasses.fields(before):
         if field.name in NO_OPTION:
             continue
-        name = OTHER_NAME.get(field.name, field.name)
-        option = BY_NAME[name]
+        option = BY_NAME[field.name]
         value = next((word for word in option.kind.choices if word != option.default), None)
         if value is None:
             value = (not option.default) if isinstance(option.default, bool) else 77
-        after = make(dataclasses.replace(Options(), **{name: value}))
+        after = make(dataclasses.replace(Options(), **{field.name: value}))
         assert getattr(after, field.name) == value
 
 

@@ -58,7 +58,7 @@ def test_depth(path: str, prompt: str, status: int) -> None:
 def test_defaults() -> None:
     """As the documents and TGI have them."""
     assert (SETTINGS.max_stop_sequences, SETTINGS.max_best_of, SETTINGS.max_top_n_tokens) == (4, 2, 5)
-    assert (SETTINGS.tgi_profile, SETTINGS.lenient_ranges, SETTINGS.default_timeout) == ("auto", False, 600.0)
+    assert (SETTINGS.tgi_profile, SETTINGS.lenient_ranges) == ("auto", False)
     limits = Limits()
     assert (limits.max_seq_len, limits.max_input_token_len, limits.max_iter_times) == (None, None, None)
     assert (limits.max_concurrent_requests, limits.timeout, limits.truncation) == (512, 600.0, "off")

@@ -97,7 +97,6 @@ def test_steps(
         block_size=BLOCK,
         max_batch_tokens=budget,
         max_batch_size=size,
-        caching=caching,
         copy=memory.copy,
         clock=clock,
     )
@@ -137,9 +136,7 @@ def test_steps(
 def test_who_waits_gains_a_level_every_ten_seconds(waited: float, first: str) -> None:
     """Level 3 against 2: they meet after ten seconds, and then the older one goes first. 1 is the highest."""
     clock = Clock()
-    scheduler = Scheduler(
-        BlockPool(9, False), block_size=BLOCK, max_batch_tokens=8, max_batch_size=1, caching=False, clock=clock
-    )
+    scheduler = Scheduler(BlockPool(9, False), block_size=BLOCK, max_batch_tokens=8, max_batch_size=1, clock=clock)
 
     def add(name: str, priority: int) -> None:
         request = PreparedRequest(
@@ -162,7 +159,7 @@ def test_who_waits_gains_a_level_every_ten_seconds(waited: float, first: str) ->
 
 def test_who_is_admitted_stays() -> None:
     """Room that the running ones are about to need is not given away: nobody is admitted only to be preempted."""
-    scheduler = Scheduler(BlockPool(12, False), block_size=BLOCK, max_batch_tokens=8, max_batch_size=8, caching=False)
+    scheduler = Scheduler(BlockPool(12, False), block_size=BLOCK, max_batch_tokens=8, max_batch_size=8)
 
     def add(number: int, prompt: int) -> Sequence:
         request = PreparedRequest(
@@ -243,7 +240,6 @@ def test_a_group_computes_its_prompt_once(prompt: int, new: int, size: int, scor
         block_size=BLOCK,
         max_batch_tokens=6,
         max_batch_size=size,
-        caching=caching,
         copy=memory.copy,
     )
     members = grouped(scheduler, 4, prompt, new, scores)
@@ -256,7 +252,7 @@ def test_a_group_computes_its_prompt_once(prompt: int, new: int, size: int, scor
 def test_a_leader_that_leaves_hands_its_work_on(at: int) -> None:
     memory = Memory(64)
     scheduler = Scheduler(
-        BlockPool(64, False), block_size=BLOCK, max_batch_tokens=6, max_batch_size=16, caching=False, copy=memory.copy
+        BlockPool(64, False), block_size=BLOCK, max_batch_tokens=6, max_batch_size=16, copy=memory.copy
     )
     leader, *_ = grouped(scheduler, 3, 21, 4)
     computed = 0
@@ -277,7 +273,7 @@ def test_what_is_no_group_shares_nothing() -> None:
     """A group of different prompts breaks the contract: the answers stay right."""
     memory = Memory(64)
     scheduler = Scheduler(
-        BlockPool(64, False), block_size=BLOCK, max_batch_tokens=64, max_batch_size=16, caching=False, copy=memory.copy
+        BlockPool(64, False), block_size=BLOCK, max_batch_tokens=64, max_batch_size=16, copy=memory.copy
     )
     first, _ = grouped(scheduler, 2, 9, 3)
     request = replace(first.request, prompt_ids=tuple(range(10)))
@@ -343,7 +339,7 @@ def _sequence(number: int, prompt: int, tokens: int = 50) -> Sequence:
 
 def _roomy(budget: int = 512) -> Scheduler:
     pool = BlockPool(10_000, False)
-    return Scheduler(pool, block_size=BLOCK, max_batch_tokens=budget, max_batch_size=64, caching=False)
+    return Scheduler(pool, block_size=BLOCK, max_batch_tokens=budget, max_batch_size=64)
 
 
 def _step(scheduler: Scheduler) -> dict[int, int]:

@@ -15,6 +15,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
+class SilentProgress:
+    """Of a download that nobody watches."""
+
+    def begin(self, what: str, total: int) -> None: ...
+
+    def update(self, done: int) -> None: ...
+
+    def end(self, failed: bool = False) -> None: ...
+
+
 class PackageIndex:
     """Serves the wheels of a folder, by the simple repository API, with their metadata beside them.
 

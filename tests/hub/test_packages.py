@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from package_index import SilentProgress
 
 from interlingua.contract.errors import ModelError
 from interlingua.hub import packages, resolve
 from interlingua.hub.packages import Package, PackagedModel
-from interlingua.hub.progress import LineProgress, SilentProgress
+from interlingua.hub.progress import LineProgress
 
 PIECES = (b"GGUF" + bytes(range(256)) * 40, b"second" * 1000)
 WHOLE = b"".join(PIECES)

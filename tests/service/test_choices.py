@@ -255,7 +255,7 @@ async def test_an_engine_may_ignore_groups():
 
     async def plain(prepared: PreparedRequest) -> AsyncGenerator[EngineEvent, None]:
         await asyncio.sleep(0.01 * (2 - child(prepared)))
-        yield StartedEvent(1.0, 1.0)
+        yield StartedEvent(1.0)
         yield TokenEvent(65 + child(prepared), -0.5, 1.0, (), FinishReason.LENGTH)
         yield FinishedEvent(FinishReason.LENGTH, 1)
 

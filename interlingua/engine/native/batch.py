@@ -88,7 +88,7 @@ def build_batch(chunks: Seq[Chunk]) -> Batch:
         offsets.append(len(tokens))
         tables[number, : len(sequence.blocks)] = sequence.blocks
         before = len(logit_index)
-        if sequence.request.prompt_logprobs and not sequence.announced:
+        if sequence.scores_prompt:
             # Row p scores the prompt token at p + 1; what an earlier attempt has scored is not asked again.
             for position in range(max(first, len(sequence.prompt_logprobs) - 1), min(end, sequence.prompt_length - 1)):
                 logit_index.append(row + position - first)

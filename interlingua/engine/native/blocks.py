@@ -38,7 +38,7 @@ class BlockPool:
 
     def __init__(self, count: int, caching: bool = True) -> None:
         self.count = count
-        self._caching = caching
+        self.caching = caching
         self._references = [0] * count
         self._keys: list[bytes | None] = [None] * count
         self._by_key: dict[bytes, int] = {}
@@ -87,7 +87,7 @@ class BlockPool:
     def publish(self, block: int, key: bytes) -> None:
         """Says that a held block is complete and what it holds. A second block of the same content stays private."""
         assert self._references[block] > 0, "only a held block can be published"
-        if self._caching and self._keys[block] is None and key not in self._by_key:
+        if self.caching and self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block
 

@@ -190,7 +190,6 @@ class NativeEngine:
             block_size=KV_BLOCK,
             max_batch_tokens=options.max_batch_tokens,
             max_batch_size=options.max_batch_size,
-            caching=options.prefix_cache,
             copy=loaded.model.copy_block,
         )
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))

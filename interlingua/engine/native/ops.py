@@ -86,24 +86,21 @@ class Program:
         """The same without a norm."""
         self._model.op_prepare(source, -1, 0.0, out)
 
-    def linear(self, source: Activations, layer: Linear, out: Buffer, column: int = 0) -> None:
-        self._linear(source, layer, out, Epilogue.STORE, column)
+    def linear(self, source: Activations, layer: Linear, out: Buffer) -> None:
+        self._linear(source, layer, out, Epilogue.STORE)
 
     def linear_add(self, source: Activations, layer: Linear, out: Buffer) -> None:
         """out += layer(source): the residual connection, without a pass of its own."""
-        self._linear(source, layer, out, Epilogue.ADD, 0)
+        self._linear(source, layer, out, Epilogue.ADD)
 
     def linear_silu_gate(self, source: Activations, layer: Linear, out: Buffer) -> None:
         """out = silu(gate) * up, where 16-blocks of the layer's outputs alternate gate, up (`interleave`)."""
-        self._linear(source, layer, out, Epilogue.SILU_GATE, 0)
+        self._linear(source, layer, out, Epilogue.SILU_GATE)
 
-    def _linear(self, source: Activations, layer: Linear, out: Buffer, epilogue: Epilogue, column: int = 0) -> None:
-        op = self._model.op_linear(source, layer.weight, out, epilogue, layer.bias, column)
+    def _linear(self, source: Activations, layer: Linear, out: Buffer, epilogue: Epilogue) -> None:
+        op = self._model.op_linear(source, layer.weight, out, epilogue, layer.bias, 0)
         if layer.parts:
             self._adaptable.append(AdaptableLinear(op, -(-layer.outputs // 16) * 16, layer.inputs, layer.parts))
-
-    def vector(self, values: npt.NDArray[np.float32]) -> int:
-        return self._model.add_vector(np.ascontiguousarray(values.reshape(-1), np.float32))
 
     def rope_and_store(self, qkv: Buffer, layer: int, heads: int, rotary: int, cos: int, sin: int) -> None:
         """Rotates q and k of `qkv` (columns: q heads, k heads, v heads) and writes k and v into the KV pool."""

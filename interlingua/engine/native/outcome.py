@@ -79,7 +79,7 @@ def _outcome(
     if not sequence.announced:
         sequence.announced = True
         prompt = tuple(sequence.prompt_logprobs) if sequence.request.prompt_logprobs else None
-        events.append(StartedEvent(sequence.started_at, now, sequence.cached_tokens, prompt))
+        events.append(StartedEvent(sequence.started_at, sequence.cached_tokens, prompt))
     chosen = 0
     for token, logprob in zip(ids[scored:], logprobs[scored:], strict=True):
         if token < 0:  # DROPPED: the draft before it was not chosen

@@ -54,10 +54,9 @@ class Scheduler:
     """Queue, running set and KV blocks. Only the engine thread calls it.
 
     Args:
-        pool: blocks of `block_size` positions.
+        pool: blocks of `block_size` positions; whether prompts are looked up in a prefix cache is its affair.
         max_batch_tokens: tokens in one step.
         max_batch_size: sequences in one step.
-        caching: look prompts up in the prefix cache.
         copy: copies the content of one block, the first, to another.
     """
 
@@ -68,7 +67,6 @@ class Scheduler:
         block_size: int,
         max_batch_tokens: int,
         max_batch_size: int,
-        caching: bool = True,
         copy: Callable[[int, int], None] = lambda source, target: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,7 +78,6 @@ class Scheduler:
         self._block_size = block_size
         self._max_batch_tokens = max_batch_tokens
         self._max_batch_size = max_batch_size
-        self._caching = caching
         self._copy = copy
         self._groups: dict[str, list[Sequence]] = {}
         self._cost = StepCost()
@@ -172,7 +169,7 @@ class Scheduler:
             sequence = chunk.sequence
             sequence.computed += computed
             whole = sequence.computed // self._block_size
-            if self._caching and whole > sequence.published:
+            if self.pool.caching and whole > sequence.published:
                 self._know_keys(sequence, whole)
                 for index in range(sequence.published, whole):
                     self.pool.publish(sequence.blocks[index], sequence.keys[index])
@@ -229,7 +226,7 @@ class Scheduler:
         size = self._block_size
         reusable = (len(sequence.ids) - 1) // size
         blocks: list[int] = []
-        if self._caching and not sequence.scores_prompt:
+        if self.pool.caching and not sequence.scores_prompt:
             self._know_keys(sequence, reusable)
             blocks = self.pool.match(sequence.keys[:reusable])
         computed = cached = len(blocks) * size

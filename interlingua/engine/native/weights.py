@@ -217,7 +217,7 @@ class WeightLoader:
             self._model.fill_weight(weight, SourceFormat.F32, _bytes(values), rows[first : first + step])
 
     def values(self, values: F32) -> int:
-        """A float32 vector (a norm's weight, a fused bias). Returns its handle."""
+        """A float32 vector (a norm's weight, a fused bias, a table). Returns its handle."""
         return self._model.add_vector(values)
 
 

@@ -267,7 +267,8 @@ def build(
     weights = Weights(config, GGUF if gguf else SAFETENSORS, checkpoint, loader)
     program = Program(model)
     heads, dim = config.heads, config.padded_head
-    cos, sin = (program.vector(t) for t in rotary_tables(config.rope, config.head_dim, positions, config.context))
+    tables = rotary_tables(config.rope, config.head_dim, positions, config.context)
+    cos, sin = (loader.values(table.reshape(-1)) for table in tables)
     embedding = weights.embedding()
     head = weights.head(embedding)
 
