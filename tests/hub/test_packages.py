@@ -171,6 +171,10 @@ def test_offline(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("echo /usr/bin/python: No module named pip; exit 1", "has no pip"),
         ("echo 'ERROR: first'; echo 'ERROR: No space left on device'; exit 2", "No space left on device"),
         ("echo 'Temporary failure in name resolution'; exit 1", "no connection"),
+        (
+            "echo 'WARNING: Retrying (Retry(total=1))'; echo 'ERROR: HTTP error 404 while getting x'; exit 1",
+            "error 404",
+        ),
         ("exit 3", "pip failed"),
         ("exit 0", "pip fetched 0 files"),
     ],
