@@ -182,9 +182,11 @@ def answer(wanted: dict[str, Any]) -> dict[str, str]:
     kind = ""
     for variables in forms(wanted["variables"]):
         try:
-            return {"text": render(wanted["template"], variables)}
+            text = render(wanted["template"], variables)
+            text.encode()  # half a surrogate pair is a fault of the template like any other
+            return {"text": text}
         except Refused as error:
-            return {"refused": (error.message or "")[:_SHOWN]}
+            return {"refused": (error.message or "")[:_SHOWN].encode("utf-8", "replace").decode()}
         except LimitError as error:
             return {"limit": str(error)}
         except MemoryError:

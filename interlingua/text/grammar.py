@@ -279,7 +279,7 @@ class _SchemaReader:
     def _reference(self, value: Any, at: str, shared: bool) -> _Written:
         if not isinstance(value, str):
             raise _wrong(at, "must be a text", value)
-        if value != "#" and not value.startswith("#/"):
+        if not _is_pointer(value):
             raise NotSupportedError(
                 FIELD, f"has a `$ref` that leads out of the schema or to an anchor: {_shown(value)}"
             )
@@ -312,13 +312,12 @@ class _SchemaReader:
 
     def _inlined(self, branch: Any, at: str) -> Any:
         """A branch that is a `$ref` alone, as what it leads to: llguidance does not look through them."""
-        seen = set()
-        while (
-            isinstance(branch, dict)
-            and [key for key in branch if key in KEYWORDS] == ["$ref"]
-            and branch["$ref"] not in seen
-        ):
-            at = branch["$ref"]
+        seen: set[str] = set()
+        while isinstance(branch, dict) and [key for key in branch if key in KEYWORDS] == ["$ref"]:
+            target = branch["$ref"]
+            if not _is_pointer(target) or target in seen:
+                break  # what `_reference` refuses, or a circle
+            at = target
             seen.add(at)
             branch = self._resolve(at)
         return self._schema(branch, at, True)
@@ -495,6 +494,11 @@ def _check_text(text: str, at: str) -> None:
 def _check_pattern(pattern: str, at: str) -> None:
     if any(match["bad"] for match in _NAMELESS_PATTERN.finditer(pattern)):
         raise NotSupportedError(FIELD, f"has a control character at {_short(at)}: {_shown(pattern)}")
+
+
+def _is_pointer(reference: object) -> bool:
+    """Whether a `$ref` leads to a place of the schema by its path."""
+    return isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))
 
 
 def _places(at: str) -> Iterator[str]:

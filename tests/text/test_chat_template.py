@@ -239,6 +239,8 @@ async def test_bombs_end_in_an_error_and_leave_a_renderer_behind(templates: list
         ("{% if %}", r"\(TemplateSyntaxError\)"),
         ("{{ messages[0].nothing.at_all }}", r"\(UndefinedError\)"),
         ("{% if false %}x{% endif %}", "come out of the chat template as nothing"),
+        (r"{{ '\ud83d' }}", r"\(UnicodeEncodeError\)"),
+        (r"{{ raise_exception('no \ud83d') }}", r"are refused by the chat template: no \?"),
     ],
 )
 async def test_faults_of_a_template_are_the_callers_errors(

@@ -196,6 +196,8 @@ def test_what_is_not_followed_is_refused(keyword: str, place: str) -> None:
         ({"$ref": "#/$defs/none"}, "leads nowhere"),
         ({"$ref": "#/enum/9", "enum": [1]}, "leads nowhere"),
         ({"$ref": "#/enum/0", "enum": [1]}, "must be a schema"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": ["#"]}}}, "must be a text"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#anchor"}}}, "to an anchor"),
         ({"properties": {"a": {"$id": "x"}}}, "keyword `$id`"),
         ({"$schema": "http://json-schema.org/draft-04/schema#"}, "`$schema` that is not supported"),
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "required property 'a' is unsatisfiable"),
