@@ -8,12 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_adapters import ATTENTION, adapter_weights, demo_shapes, write_adapter
 
 from interlingua.cli import parser, reference
 from interlingua.cli.options import BY_NAME, OPTIONS
@@ -60,7 +60,8 @@ DECODING_EXAMPLES = examples(DECODING)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real server of the demo model, started as `./scripts/serve` starts it, with one adapter."""
-    poet = write_adapter(tmp_path_factory.mktemp("poet"), adapter_weights(demo_shapes(ATTENTION)))
+    poet = tmp_path_factory.mktemp("poet")  # what ./scripts/demo-adapter writes, but for its ./scripts/setup
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "demo_adapter.py"), str(poet)], check=True)
     environ = {**os.environ, "INTERLINGUA_PORT": "0", "INTERLINGUA_LORA_ADAPTERS": f"poet={poet}"}
     process = subprocess.Popen(
         [sys.executable, "-m", "interlingua.cli.main", "serve"],
@@ -198,7 +199,58 @@ def test_the_readme_has_a_call_of_each_dialect(dialect: Dialect) -> None:
     assert mounted & paths_called(README)
 
 
-@pytest.mark.parametrize("name", ["setup", "serve", "test", "check", "bench", "make-docs"])
+def test_the_demo_adapter_changes_an_answer(server: str) -> None:
+    call = next(command for command in DECODING_EXAMPLES if "poet" in command).replace(ADDRESS, server)
+    plain = text_of(json.loads(run(call.replace("poet", "None"))))
+    assert text_of(json.loads(run(call))) != plain
+
+
+def test_the_demo_adapter_says_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "demo_adapter.py"), str(tmp_path / "one"), "no-such-model"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("scripts/demo-adapter: no-such-model: no such model")
+
+
+PIP = [
+    "Collecting numpy",
+    "*** Configuring CMake...",
+    *(f"  [{step}/40] Building CXX object a.o" for step in range(1, 41)),
+    "Installing collected packages: interlingua",
+    "the end without a line's",
+]
+
+
+def test_a_build_shows_how_far_it_is(tmp_path: Path) -> None:
+    command = [str(ROOT / "scripts" / "build-progress"), str(tmp_path / "log")]
+    result = subprocess.run(command, input="\n".join(PIP), capture_output=True, text=True, check=True)
+    shown = [re.sub(r", \d+ s$", "", line.strip()) for line in result.stderr.splitlines()]
+    tenths = [f"compiling {step} of 40" for step in (1, *range(4, 41, 4))]
+    assert shown == ["fetching packages", "configuring", *tenths, "installing"] and not result.stdout
+    assert (tmp_path / "log").read_text() == "\n".join(PIP) + "\n"
+
+
+def test_a_build_on_a_terminal_is_one_line_that_moves(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [str(ROOT / "scripts" / "build-progress"), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=theirs, text=True) as process:
+        assert process.stdin is not None
+        process.stdin.write("  [7/40] Building\n  [8/")
+        process.stdin.flush()
+        time.sleep(1.5)  # a line in two pieces, with a second of silence between them
+        process.stdin.write("40] Building\n")
+        process.stdin.close()
+        assert process.wait(20) == 0
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "\n" not in shown and shown.count("compiling 7 of 40") >= 2 and "compiling 8 of 40" in shown
+    assert shown.endswith("\r\x1b[K") and (tmp_path / "log").read_text() == "  [7/40] Building\n  [8/40] Building\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["setup", "serve", "test", "check", "bench", "make-docs", "build-progress", "demo-adapter"]
+)
 def test_scripts_can_be_run(name: str) -> None:
     path = ROOT / "scripts" / name
     assert os.access(path, os.X_OK)

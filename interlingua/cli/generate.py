@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 
 from interlingua.cli import assemble
 from interlingua.cli.options import Options
@@ -19,7 +20,9 @@ def run(options: Options, prompt: str) -> int:
 
 
 def request_of(options: Options, prompt: str) -> GenerationRequest:
-    """The request for one answer. Any sampling option, a seed too, switches sampling on."""
+    """The request for one answer. Any sampling option, a seed too, switches sampling on; temperature 0 keeps it off."""
+    if options.temperature == 0:
+        options = replace(options, temperature=None, top_k=None, top_p=None, typical_p=None, seed=None)
     chosen = (options.temperature, options.top_k, options.top_p, options.typical_p, options.seed)
     sampling = SamplingRequest(
         do_sample=any(value is not None for value in chosen),

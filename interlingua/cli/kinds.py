@@ -265,18 +265,20 @@ class Integer(Kind[int]):
 
 
 class Number(Kind[float]):
-    """A finite number above `above`, and up to `most` or below `below`; both None = no upper end."""
+    """A finite number above `above`, or from it on if `closed`, and up to `most` or below `below`, if any."""
 
     metavar = "X"
 
-    def __init__(self, above: float, most: float | None = None, below: float | None = None) -> None:
-        self._above, self._most, self._below = above, most, below
+    def __init__(
+        self, above: float, most: float | None = None, below: float | None = None, *, closed: bool = False
+    ) -> None:
+        self._above, self._most, self._below, self._closed = above, most, below, closed
 
     @property
     def accepts(self) -> str:
         most = "" if self._most is None else f" and up to {self._most:g}"
         most += "" if self._below is None else f" and below {self._below:g}"
-        return f"a number above {self._above:g}{most}"
+        return f"a number {'of at least' if self._closed else 'above'} {self._above:g}{most}"
 
     def read(self, text: str) -> float:
         try:
@@ -297,7 +299,8 @@ class Number(Kind[float]):
         too_high = (self._most is not None and number > self._most) or (
             self._below is not None and number >= self._below
         )
-        if not math.isfinite(number) or number <= self._above or too_high:
+        too_low = number < self._above or (number == self._above and not self._closed)
+        if not math.isfinite(number) or too_low or too_high:
             raise self.refusal(given)
         return number
 

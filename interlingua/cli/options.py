@@ -508,7 +508,12 @@ class Options:
         Integer(1, 2**31 - 1), 256, Group.SAMPLING, "stop after this many tokens", commands=("generate",)
     )
     temperature: float | None = _option(
-        Number(0), None, Group.SAMPLING, "divide the logits by this", absent="greedy", commands=("generate",)
+        Number(0, closed=True),
+        None,
+        Group.SAMPLING,
+        "divide the logits by this; 0 = greedy, whatever else is said of sampling",
+        absent="greedy, unless another option of sampling is given",
+        commands=("generate",),
     )
     top_k: int | None = _option(
         Integer(1, 2**31 - 1),

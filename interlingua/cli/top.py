@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import time
 import urllib.error
@@ -105,6 +106,8 @@ class View:
 def run(options: Options, url: str) -> int:
     """Draws until interrupted, or once. Raises UsageError when there is nothing to draw."""
     url = url.rstrip("/")
+    if "://" not in url:
+        url = f"http://{url}"
     first = sample(url)
     if options.once:
         time.sleep(options.interval)
@@ -134,7 +137,8 @@ def sample(url: str) -> Sample:
     at = time.monotonic()
     status, page = _get(url + "/metrics")
     if status == 404:
-        raise UsageError(f"{url} has no /metrics: with --metrics-port or --management-port they are at that address")
+        elsewhere = "with --metrics-port or --management-port they are at that address"
+        raise UsageError(f"{url} has no /metrics: {_error(page) or elsewhere}")
     if status != 200:
         raise UsageError(f"{url}/metrics answers {status}")
     health, _ = _get(url + "/health")
@@ -172,13 +176,22 @@ def _get(url: str) -> tuple[int, str]:
         with urllib.request.urlopen(url, timeout=_PATIENCE) as answer:
             return answer.status, answer.read().decode("utf-8", "replace")
     except urllib.error.HTTPError as problem:
-        return problem.code, ""
+        return problem.code, problem.read().decode("utf-8", "replace")
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "reason", problem)
         if isinstance(reason, ssl.SSLCertVerificationError):
             why = f"its certificate is refused ({reason.verify_message}); SSL_CERT_FILE names the authorities to trust"
             raise UsageError(f"cannot read {url}: {why}") from None
         raise UsageError(f"cannot read {url}: {getattr(reason, 'strerror', None) or reason}") from None
+
+
+def _error(page: str) -> str:
+    """What a refusal of ours says, which may be where the metrics are; "" = it is none of ours."""
+    try:
+        error = json.loads(page)["error"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return error if isinstance(error, str) else ""
 
 
 def _requests(now: Sample) -> str:

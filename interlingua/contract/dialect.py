@@ -128,10 +128,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A wire format. `prefix` is a second mount point for all routes (`/tgi`, `/vllm`)."""
+    """A wire format. `prefix` is a second mount point for all routes (`/tgi`, `/vllm`); `title` is for people."""
 
     name: str
     prefix: str
     routes: tuple[Route, ...]
     render_error: Callable[[RequestError], Reply]
     owns: Callable[[str], bool]  # does an unmatched path belong to this dialect's error shape (404, 405)?
+    title: str = ""  # "" = its name

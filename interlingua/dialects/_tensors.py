@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from interlingua.contract.errors import ValidationError
+from interlingua.contract.words import counted
 from interlingua.dialects._bounds import MAX_IDS
 from interlingua.dialects._json import show
 from interlingua.dialects._rules import UINT32_MAX
@@ -144,7 +145,7 @@ def _read(head: TensorHead, data: bytes | memoryview) -> Values:
         return _strings(head, bytes(data), where)
     size = head.elements * _WIDTHS[head.datatype]
     if len(data) != size:
-        raise ValidationError(where, f"must have {size} bytes for its shape and datatype, got {len(data)}")
+        raise ValidationError(where, f"must have {counted(size, 'byte')} for its shape and datatype, got {len(data)}")
     if head.datatype == UINT32:
         return _uint32_from(data)
     for at, value in enumerate(bytes(data)):
@@ -163,7 +164,7 @@ def _strings(head: TensorHead, data: bytes, where: str) -> list[str]:
         (length,) = _LENGTH.unpack_from(data, at)
         at = start + length
         if at > len(data):
-            problem = f"must hold its elements whole: one says {length} bytes, {len(data) - start} are left"
+            problem = f"must hold its elements whole: one says {counted(length, 'byte')}, {len(data) - start} are left"
             raise ValidationError(where, problem)
         if len(values) == head.elements:
             raise ValidationError(where, f"must hold as many elements as its shape, {head.elements}, got more")

@@ -407,6 +407,7 @@ def _render_error(error: RequestError) -> Reply:
 
 DIALECT = Dialect(
     name="kserve",
+    title="KServe v2 / Triton, inference",
     prefix="/triton",  # one server's protocol: its clients take one base path for all of it
     routes=tuple(
         Route(

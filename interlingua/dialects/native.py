@@ -122,6 +122,7 @@ def _render_error(error: RequestError) -> Reply:
 
 DIALECT = Dialect(
     name="native",
+    title="Native",
     prefix="/native",
     routes=tuple(
         Route(method="POST", path=path, decode=decode, describe=partial(describe, TGI_STATUSES))

@@ -353,6 +353,7 @@ def _owns(path: str) -> bool:
 
 DIALECT = Dialect(
     name="openai",
+    title="OpenAI",
     prefix="/openai",
     routes=(
         Route(method="POST", path="/v1/chat/completions", decode=decode_chat, describe=describe_chat),

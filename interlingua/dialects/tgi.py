@@ -301,6 +301,7 @@ _PLACES = (
 
 DIALECT = Dialect(
     name="tgi",
+    title="TGI (Text Generation Inference)",
     prefix="/tgi",
     routes=tuple(
         Route(method="POST", path=place.path, decode=place.decode, describe=place.describe) for place in _PLACES

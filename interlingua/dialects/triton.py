@@ -211,6 +211,7 @@ def _owns(path: str) -> bool:
 
 DIALECT = Dialect(
     name="triton",
+    title="Triton, generate extension",
     prefix="/triton",
     routes=tuple(
         Route(

@@ -110,6 +110,7 @@ def _describe(settings: DialectSettings) -> dict[str, Any]:
 
 DIALECT = Dialect(
     name="vllm",
+    title="vLLM",
     prefix="",  # its own path is below it already
     routes=(Route(method="POST", path=_PATH, decode=decode, describe=_describe),),
     render_error=_render_error,

@@ -99,6 +99,8 @@ def read_config(folder: Path, max_rank: int) -> LoraConfig:
     """Reads and checks `folder`/adapter_config.json. Raises ModelError with one sentence."""
     path = folder / CONFIG_FILE
     try:
+        if not folder.is_dir():
+            raise ModelError(f"{folder}: there is no such folder")
         if not path.is_file():
             raise ModelError(f"{folder}: is no PEFT adapter, it has no {CONFIG_FILE}")
         if path.stat().st_size > _MAX_CONFIG_BYTES:

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 from interlingua.contract.dialect import Call, Dialect, DialectSettings, Route, WireRequest
 from interlingua.contract.errors import (
@@ -22,6 +23,7 @@ from interlingua.contract.errors import (
     ValidationError,
 )
 from interlingua.contract.request import GenerationRequest
+from interlingua.contract.words import counted
 from interlingua.dialects._json import cut
 from interlingua.server.control import Control, Stop
 from interlingua.server.exchange import Exchange, Presence
@@ -29,10 +31,11 @@ from interlingua.server.keys import Keys
 from interlingua.server.kserve import KServe
 from interlingua.server.middleware import ClientLeftError, beside, check_key, read_body
 from interlingua.server.models import Models
+from interlingua.server.pages import Pages
 from interlingua.server.responses import Batches, answer_stream, answer_whole
 from interlingua.server.routes import Endpoint, Handler, Plane, RenderError, RouteTable, SystemRoute, paths_of
 from interlingua.server.settings import ServerSettings
-from interlingua.server.system import System, plain_error
+from interlingua.server.system import METRICS, System, plain_error
 from interlingua.server.tls import Certificates
 from interlingua.server.together import together
 from interlingua.server.tokens import Tokens
@@ -80,15 +83,21 @@ class App:
                 for path in paths_of(dialect, route.path):
                     self._tables[Plane.DATA].add(route.method, path, endpoint)
         self.system_routes = (
-            *System(service, self.keys, wire, self._dialects).routes(),
+            *System(service, wire).routes(),
             *Tokens(service, settings, self.keys, wire, self.served_settings).routes(),
             *KServe(service, settings, self.keys, wire).routes(),
             *Control(service, settings, self.admin_keys, wire, self.stop).routes(),
             *Models(service, self.keys).routes(),
+            *(route for plane in self._tables if plane is not Plane.METRICS for route in self._pages(plane).routes()),
         )
         for own in self.system_routes:
             for plane in self._homes(own.plane):
                 self._tables[plane].add(own.method, own.path, Endpoint(own.handler, self._shape_of(own), own.path))
+
+    def _pages(self, plane: Plane) -> Pages:
+        return Pages(
+            self.service, self._dialects, self._wire, self.keys, self.admin_keys, plane, self._tables[plane].templates
+        )
 
     def refresh(self, force: bool = False) -> None:
         """Reads keys and certificates again whose files have changed, or all. For any thread; blocks on the disk."""
@@ -171,7 +180,7 @@ class App:
             error = MethodNotAllowedError(f"{path} takes {' and '.join(allowed)}, not {exchange.method}", allowed)
             render_error = next(iter(endpoints.values())).render_error
         else:
-            error = NotFoundError(f"there is nothing at {path}")
+            error = NotFoundError(f"there is nothing at {path}{self._elsewhere(exchange.path)}")
             render_error = self._shape_at(exchange.path)
         await self._refuse(exchange, error, render_error)
 
@@ -179,6 +188,15 @@ class App:
         exchange.failure = error.kind
         self.service.metrics.refused(error.kind)
         await exchange.reply(render_error(error))
+
+    def _elsewhere(self, path: str) -> str:
+        """Where the metrics are, for those who look for them at a wrong address. Of no other route are clients told."""
+        if path != METRICS:
+            return ""
+        home = self._homes(Plane.METRICS)[0]
+        _, port = self.settings.own_addresses.get(home, (self.settings.host, self.settings.port))
+        port = port or urlsplit(self.addresses.get(home.value, "")).port or 0  # 0: it was any free one
+        return f"; it stands at port {port} (--{home.value}-port)"
 
     def _shape_of(self, route: SystemRoute) -> RenderError:
         return plain_error if route.plane is Plane.MANAGEMENT else self._shape_at(route.path)
@@ -218,7 +236,9 @@ class App:
         most = self.service.limits.max_concurrent_requests
         if call.choices > most:  # as for `n`: to wait and ask again would never help
             field = call.request.prompt.field.partition("[")[0]
-            problem = f"must ask for at most {most} answers, which the server runs at once, got {call.choices}"
+            problem = (
+                f"must ask for at most {counted(most, 'answer')}, which the server runs at once, got {call.choices}"
+            )
             raise ValidationError(field, problem)
         return together(call, generate)
 

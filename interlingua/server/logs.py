@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from interlingua.contract.request import ChatPrompt, GenerationRequest, TextPrompt
+from interlingua.contract.words import counted
 from interlingua.server.exchange import Exchange
 
 _requests = logging.getLogger("interlingua.requests")
@@ -78,7 +79,7 @@ class RequestLog:
             if summary is not None:
                 fields["generated_tokens"] = summary.generated_tokens
                 fields["finish_reason"] = summary.finish_reason.value
-                told = f", {summary.prompt_tokens} tokens in, {summary.generated_tokens} out"
+                told = f", {counted(summary.prompt_tokens, 'token')} in, {summary.generated_tokens} out"
                 tokens = tokens + told if exchange.failure else told
             if self._prompts:
                 fields["prompt"] = _prompt(outcome.request)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from interlingua.contract.errors import InterlinguaError, PayloadTooLargeError, UnauthorizedError, ValidationError
+from interlingua.contract.words import counted
 from interlingua.dialects._json import show
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def read_body(exchange: Exchange, limit: int) -> bytes:
         raise ValidationError("Content-Encoding", f"must be identity: bodies are not unpacked, got {show(encoding)}")
     length = exchange.headers.get("content-length", "").lstrip("0")
     if length.isdecimal() and int(length) > limit:
-        raise PayloadTooLargeError(f"the body must have at most {limit} bytes, got {length}")
+        raise PayloadTooLargeError(f"the body must have at most {counted(limit, 'byte')}, got {length}")
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -71,7 +72,7 @@ async def read_body(exchange: Exchange, limit: int) -> bytes:
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > limit:
-            raise PayloadTooLargeError(f"the body must have at most {limit} bytes, got more")
+            raise PayloadTooLargeError(f"the body must have at most {counted(limit, 'byte')}, got more")
         if not message.get("more_body", False):
             return b"".join((*pieces, piece)) if pieces else piece
         pieces.append(piece)

@@ -1,20 +1,17 @@
-"""The OpenAPI document, gathered from what the dialects say of their routes, and the page that shows it."""
+"""The OpenAPI document, gathered from what the dialects say of their routes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import interlingua
 from interlingua.contract.dialect import Dialect, DialectSettings
 from interlingua.server import models, openapi_control, openapi_kserve
 
-PAGE = Path(__file__).with_name("page.html")
-# The page is whole in itself. Nothing that a document says can make it load more, or send anything elsewhere.
-PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 _KEY = "key"
+_ORDER = ("openai", "tgi", "vllm", "kserve", "triton")  # as most people look for them; others follow by name
 _JSON_ERROR = {
     "type": "object",
     "required": ["error", "error_type"],
@@ -22,13 +19,22 @@ _JSON_ERROR = {
 }
 
 
-def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -> dict[str, Any]:
+def document(
+    dialects: Sequence[Dialect],
+    wire: DialectSettings,
+    *,
+    key: bool,
+    admin_key: bool = False,
+    served: Container[tuple[str, str]] | None = None,
+) -> dict[str, Any]:
     """Every route at its own path, with the ranges and defaults of these settings.
 
     That each route also stands below its dialect's prefix is said in the tags.
 
     Args:
         key: every POST asks for a key, and so do the lists of models.
+        admin_key: what changes the server's state asks for the admin key.
+        served: methods and paths of the address that is described; None = all of them.
     """
     paths: dict[str, dict[str, Any]] = {}
     for dialect in dialects:
@@ -42,24 +48,48 @@ def document(dialects: Sequence[Dialect], wire: DialectSettings, *, key: bool) -
             paths.setdefault(route.path, {})[route.method.lower()] = operation
     for path, methods in (_SYSTEM | openapi_kserve.paths(wire) | openapi_control.paths(wire) | models.PATHS).items():
         paths.setdefault(path, {}).update(methods)
-    if key:
-        for path, methods in paths.items():
-            asking = [method for method in methods if method == "post" or path in models.PATHS]
-            paths[path] = methods | {method: methods[method] | {"security": [{_KEY: []}]} for method in asking}
+    if served is not None:
+        paths = {
+            path: here
+            for path, methods in paths.items()
+            if (here := {method: methods[method] for method in methods if (method.upper(), path) in served})
+        }
+    asks = False
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            if admin_key if path in openapi_control.ADMIN else key and (method == "post" or path in models.PATHS):
+                methods[method] = {**operation, "security": [{_KEY: []}]}
+                asks = True
+    used = {operation["tags"][0] for methods in paths.values() for operation in methods.values()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "interlingua", "version": interlingua.__version__},
-        "tags": [
-            {
-                "name": dialect.name,
-                "description": f"Every route also stands below `{dialect.prefix}`." if dialect.prefix else "",
-            }
-            for dialect in dialects
-        ]
-        + [{"name": "system", "description": "The server itself."}],
+        "tags": [tag for tag in _tags(dialects) if tag["name"] in used],
         "paths": paths,
-        **({"components": {"securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}}}} if key else {}),
+        **({"components": {"securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}}}} if asks else {}),
     }
+
+
+def _tags(dialects: Sequence[Dialect]) -> list[dict[str, str]]:
+    """Names for programs, titles for people (`x-displayName`, as most pages that show such documents read it)."""
+
+    def place(dialect: Dialect) -> tuple[int, str]:
+        return (_ORDER.index(dialect.name) if dialect.name in _ORDER else len(_ORDER)), dialect.name
+
+    return [
+        {
+            "name": dialect.name,
+            "x-displayName": dialect.title or dialect.name,
+            "description": f"Every route also stands below `{dialect.prefix}`." if dialect.prefix else "",
+        }
+        for dialect in sorted(dialects, key=place)
+    ] + [
+        {
+            "name": "system",
+            "x-displayName": "Operation",
+            "description": "Health, models and tokens, and what runs the server.",
+        }
+    ]
 
 
 def _operation(summary: str, responses: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -110,7 +140,7 @@ _INFO = _object(
 _SYSTEM: dict[str, dict[str, Any]] = {
     "/health": _HEALTH,
     "/ping": _HEALTH,
-    "/": _HEALTH,
+    "/": {"get": _HEALTH["get"] | {"description": "For a browser (`Accept: text/html`) the body is a page."}},
     "/info": {"get": _operation("the model and its limits", {"200": _json("", _INFO), **_UNAVAILABLE})},
     "/metrics": {
         "get": _operation(

@@ -52,6 +52,8 @@ _VLLM_TOKENS = record(
 )
 _TEXT = {"200": {"description": "a sentence", "content": {"text/plain": {}}}}
 _ADMIN = (401, 403, 413, 422, 503)
+# What changes the server's state, and asks for the admin key where there is one.
+ADMIN = frozenset(("/stopService", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 
 
 def paths(wire: DialectSettings) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from interlingua.contract.words import counted
 from interlingua.server.exchange import WATCH
 from interlingua.server.settings import ServerSettings
 
@@ -169,8 +170,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_bytes > settings.max_header_bytes or self._head_lines > settings.max_headers:
             self._refuse(
                 431,
-                f"a request's head must have at most {settings.max_header_bytes} bytes "
-                f"and {settings.max_headers} headers",
+                f"a request's head must have at most {counted(settings.max_header_bytes, 'byte')} "
+                f"and {counted(settings.max_headers, 'header')}",
             )
         else:
             self._refuse(400, "this is no valid HTTP/1.1 request")
@@ -210,7 +211,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._in_head:
             self.transport.close()  # it asked for nothing: an answer now might be taken for a later request's
         else:
-            self._refuse(408, f"the request's head took longer than {self.settings.header_timeout:g} seconds")
+            self._refuse(408, f"the request's head took longer than {counted(self.settings.header_timeout, 'second')}")
 
     # --- the body ------------------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self.cycle.response_started:
             self.transport.close()
         else:
-            self._refuse(408, f"no byte of the body came for {self.settings.body_timeout:g} seconds")
+            self._refuse(408, f"no byte of the body came for {counted(self.settings.body_timeout, 'second')}")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

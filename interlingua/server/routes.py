@@ -65,6 +65,7 @@ class RouteTable:
     def __init__(self) -> None:
         self._root = _Node()
         self._literal: dict[str, _Node] = {}  # templates without parameters, by path
+        self.templates: set[tuple[str, str]] = set()  # (method, path) of all that was added
 
     def add(self, method: str, path: str, endpoint: Endpoint) -> None:
         """Raises ValueError when something stands there already: two dialects would clash."""
@@ -81,6 +82,7 @@ class RouteTable:
             raise ValueError(f"two routes claim {method} {path}")
         node.names = tuple(names)
         node.endpoints[method] = endpoint
+        self.templates.add((method, path))
         if not names:
             self._literal[path] = node
 

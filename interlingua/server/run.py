@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn import Config, Server
 
 from interlingua.contract.errors import AddressInUseError, ModelError
+from interlingua.contract.words import counted
 from interlingua.server.app import App
 from interlingua.server.protocol import protocol_class
 from interlingua.server.routes import Plane
@@ -191,7 +192,10 @@ async def _wind_down(app: App, hurry: asyncio.Event) -> None:
     service = app.service
     service.begin_stop()
     if app.stop.begun.is_set():
-        _log.info("stopping: requests running %d, at most %g s", service.inside, app.settings.stop_grace)
+        inside = service.inside
+        running = f"{counted(inside, 'request')} {'is' if inside == 1 else 'are'}" if inside else "no request is"
+        waiting = f", waiting at most {app.settings.stop_grace:g} s" if inside else ""
+        _log.info("stopping: %s running%s", running, waiting)
     await _first(service.wait_until_empty(), hurry.wait(), seconds=app.settings.stop_grace)
     if service.inside:
         _log.warning("requests that did not end in time and are cut off: %d", service.inside)
@@ -279,7 +283,9 @@ def run(app: App, load: Load, on_ready: Callable[[str], None] | None = None) -> 
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            return runner.run(serve(app, load, on_ready))
+            code = runner.run(serve(app, load, on_ready))
         finally:
             for number in _SIGNALS:  # all is over: one that comes now must not change the exit code
                 signal.signal(number, signal.SIG_IGN)
+    _log.info("ended with exit code %d", code)
+    return code

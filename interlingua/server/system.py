@@ -1,26 +1,25 @@
-"""Routes that belong to the server itself: health, information, metrics, and the API page."""
+"""Routes that belong to the server itself: health, information and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 import interlingua
-from interlingua.contract.dialect import Dialect, DialectSettings, Reply
+from interlingua.contract.dialect import DialectSettings, Reply
 from interlingua.contract.errors import RequestError
 from interlingua.dialects import _errors
 from interlingua.dialects._bounds import MAX_PROMPTS
 from interlingua.dialects._errors import TGI_STATUSES
-from interlingua.server import openapi
 from interlingua.server.exchange import Exchange
-from interlingua.server.keys import Keys
 from interlingua.server.kserve import reply_health
 from interlingua.server.routes import Plane, SystemRoute
 from interlingua.service.metrics import CONTENT_TYPE
 from interlingua.service.service import ServedModel, Service
 
+METRICS = "/metrics"
 _SHAPE = {**TGI_STATUSES, "forbidden": (403, "forbidden")}  # TGI knows no keys that open some routes alone
 
 
@@ -32,26 +31,16 @@ def plain_error(error: RequestError) -> Reply:
 class System:
     """The handlers. Holds no state of its own."""
 
-    def __init__(
-        self,
-        service: Service,
-        keys: Keys,
-        wire: DialectSettings,
-        dialects: Sequence[Dialect],
-    ) -> None:
+    def __init__(self, service: Service, wire: DialectSettings) -> None:
         self._service = service
-        self._keys = keys
         self._wire = wire
-        self._dialects = dialects
 
     def routes(self) -> Iterator[SystemRoute]:
-        """GET `/` and `/ping` are TGI's other names for its health."""
-        for path in ("/health", "/ping", "/"):
+        """GET `/ping` is TGI's other name for its health, as is `/` (`pages`)."""
+        for path in ("/health", "/ping"):
             yield SystemRoute("GET", path, self.health, Plane.SHARED)
         yield SystemRoute("GET", "/info", self.info, Plane.SHARED)
-        yield SystemRoute("GET", "/metrics", self.metrics, Plane.METRICS)
-        yield SystemRoute("GET", "/openapi.json", self.openapi)
-        yield SystemRoute("GET", "/docs", self.docs)
+        yield SystemRoute("GET", METRICS, self.metrics, Plane.METRICS)
 
     async def health(self, exchange: Exchange) -> None:
         """200 and nothing, or 503 with the reason."""
@@ -63,14 +52,6 @@ class System:
 
     async def metrics(self, exchange: Exchange) -> None:
         await exchange.reply(Reply(200, self._service.metrics.render(), media_type=CONTENT_TYPE))
-
-    async def openapi(self, exchange: Exchange) -> None:
-        document = openapi.document(self._dialects, self._wire, key=self._keys.asked_for)
-        await exchange.reply(Reply(200, orjson.dumps(document)))
-
-    async def docs(self, exchange: Exchange) -> None:
-        headers = (("content-security-policy", openapi.PAGE_POLICY),)
-        await exchange.reply(Reply(200, openapi.PAGE.read_bytes(), headers, "text/html; charset=utf-8"))
 
     def _info(self, model: ServedModel) -> dict[str, Any]:
         engine = model.engine.info

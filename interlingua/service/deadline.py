@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 
 from interlingua.contract.errors import InterlinguaError, RequestTimeoutError
+from interlingua.contract.words import counted
 
 
 class Deadline:
@@ -27,7 +28,7 @@ class Deadline:
         self._cancelled = False
         left = max(0.0, self.at - time.monotonic())
         self._loop = asyncio.get_running_loop()
-        error = RequestTimeoutError(f"the request's time limit of {seconds:g} seconds has passed")
+        error = RequestTimeoutError(f"the request's time limit of {counted(seconds, 'second')} has passed")
         self._timer = self._loop.call_later(left, self.interrupt, error)
 
     def __enter__(self) -> None:

@@ -27,6 +27,7 @@ from interlingua.contract.request import (
     TokenPrompt,
     Watermark,
 )
+from interlingua.contract.words import counted
 from interlingua.service import adapters
 
 MAX_DRAWN_SEED = 2**53 - 1  # JavaScript clients can send it back unchanged
@@ -221,7 +222,9 @@ class Preparer:
         limit = self.room.prompt
         if len(ids) > limit:
             if self._truncation == "off":
-                raise ValidationError(prompt.field, f"must have at most {limit} tokens, got {len(ids)} tokens")
+                raise ValidationError(
+                    prompt.field, f"must have at most {counted(limit, 'token')}, got {len(ids)} tokens"
+                )
             ids = ids[:limit] if self._truncation == "head" else _truncate(ids, limit, added_bos)
         if max(ids) >= self._info.vocab_size:  # an added token of a tokenizer that is wider than the model
             problem = f"holds a token that the model does not have: id {max(ids)} of {self._info.vocab_size}"

@@ -41,6 +41,7 @@ from interlingua.contract.request import (
     TextPrompt,
     Watermark,
 )
+from interlingua.contract.words import counted
 from interlingua.media.sources import MediaSources
 from interlingua.service import adapters
 from interlingua.service.choices import Children, Choices, children_of
@@ -174,7 +175,7 @@ class Service:
         if stats.running + stats.waiting > 0:
             silent = time.monotonic() - max(stats.last_progress, self._busy_since)
             if silent > _STUCK_AFTER:
-                return f"the engine has made no progress for {silent:.0f} seconds"
+                return f"the engine has made no progress for {counted(round(silent), 'second')}"
         return None
 
     # --- adapters -----------------------------------------------------------------------------------------
@@ -363,7 +364,9 @@ class Service:
                         raise event.error
         except TimeoutError:
             if engine.stats().last_progress < begun:
-                raise RequestTimeoutError(f"the engine has not done a step within {seconds:g} seconds") from None
+                raise RequestTimeoutError(
+                    f"the engine has not done a step within {counted(seconds, 'second')}"
+                ) from None
         finally:
             await stream.aclose()
 

@@ -106,5 +106,8 @@ def test_lenient_ranges_let_longer_prompts_through_the_service_too() -> None:
 def test_sampling_options_switch_sampling_on() -> None:
     assert not request_of(Options(), "x").sampling.do_sample
     assert not request_of(Options(repetition_penalty=1.2), "x").sampling.do_sample
+    assert not request_of(Options(temperature=0), "x").sampling.do_sample
+    greedy = request_of(Options(temperature=0.0, top_k=3, top_p=0.5, typical_p=0.5, seed=7, stop=("a",)), "x")
+    assert greedy == request_of(Options(stop=("a",)), "x"), "0 wins, as on the routes that take it"
     for chosen in ({"seed": 0}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"typical_p": 0.5}):
         assert request_of(Options(**chosen), "x").sampling.do_sample  # type: ignore[arg-type]

@@ -105,7 +105,9 @@ def test_tier_of_kernels_that_there_is_not(model: Path) -> None:
 
 def test_adapters_that_cannot_be_loaded(model: Path, tmp_path: Path) -> None:
     line = line_of(model, "--lora-adapters", f"one={tmp_path}/none")
-    assert f"{tmp_path}/none: is no PEFT adapter" in line
+    assert f"{tmp_path}/none: there is no such folder" in line
+    line = line_of(model, "--lora-adapters", f"one={tmp_path}")
+    assert f"{tmp_path}: is no PEFT adapter, it has no adapter_config.json" in line
     (tmp_path / "adapter_config.json").write_text(
         '{"peft_type": "LORA", "r": 65, "lora_alpha": 1, "target_modules": "x"}'
     )

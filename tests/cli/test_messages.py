@@ -97,11 +97,13 @@ def test_lines_in_json_are_all_in_json() -> None:
         ready = json.loads(process.stderr.readline())
         process.terminate()
         stopping = json.loads(process.stderr.readline())
+        ended = json.loads(process.stderr.readline())
         assert (process.stdout.read(), process.stderr.read(), process.wait()) == ("", "", 0)
         impatience.cancel()
     assert ready["message"].startswith("Ready in ") and ready["url"] in ready["message"]
     assert (ready["engine"], ready["model"], ready["level"]) == ("echo", "smollm2-135m-instruct", "info")
-    assert stopping["message"] == "stopping: requests running 0, at most 7 s"
+    assert stopping["message"] == "stopping: no request is running"
+    assert ended["message"] == "ended with exit code 0"
 
 
 def test_what_cannot_be_served_is_listed_as_such() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import ssl
 import threading
@@ -126,6 +127,20 @@ def test_an_address_without_metrics_says_where_they_may_be(fake: Fake) -> None:
     fake.health = 404
     problem = refused(run("top", fake.url + "/elsewhere", "--once"))
     assert "--metrics-port" in problem and "--management-port" in problem
+
+
+def test_a_server_says_itself_where_its_metrics_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "there is nothing at /metrics; it stands at port 81 (--management-port)"
+    monkeypatch.setattr(top, "_get", lambda url: (404, json.dumps({"error": said})))
+    with pytest.raises(UsageError, match=f"http://host has no /metrics: {re.escape(said)}"):
+        top.sample("http://host")
+
+
+def test_an_address_without_a_scheme_is_one_of_http(fake: Fake) -> None:
+    fake.pages = iter((page(100), page(150)))
+    result = run("top", fake.url.removeprefix("http://"), "--once", "--interval", "0.1")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert fake.url in result.stdout
 
 
 def test_a_certificate_of_an_unknown_authority(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

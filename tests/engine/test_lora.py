@@ -514,9 +514,9 @@ async def test_wrong_adapters_are_refused_in_one_sentence(engine: NativeEngine, 
     assert len((await answer(engine, "kept"))[0]) == 12, "the server goes on"
 
 
-@pytest.mark.parametrize("path", ["", "/no/such/folder", "/dev/null", "/etc/passwd"])
+@pytest.mark.parametrize("path", ["/no/such/folder", "/dev/null", "/etc/passwd"])
 async def test_what_is_no_folder_is_refused(engine: NativeEngine, path: str) -> None:
-    with pytest.raises(ModelError, match="is no PEFT adapter"):
+    with pytest.raises(ModelError, match="there is no such folder"):
         await engine.load_adapter("one", path)
     assert not engine.adapters
 

@@ -206,6 +206,7 @@ async def test_a_management_address_hides_them_from_clients(start: Start):
     for path in (*READING, "/metrics"):
         answer = await site.ask("GET", path)
         assert answer.status == 404 and set(answer.json) == {"error", "error_type"}, path
+        assert (str(management) in answer.json["error"]) == (path == "/metrics")
         assert (await ask(management, "GET", path)).status == 200, path
     for method, path in CHANGING[1:]:
         assert (await site.ask(method, path, {})).status == 404
@@ -240,7 +241,12 @@ async def test_metrics_on_a_port_of_their_own(start: Start):
     for path in ("/health", "/v1/status", "/generate"):
         assert (await ask(ports["metrics"], "GET", path)).status == 404
     for port in (site.port, ports["management"]):
-        assert (await ask(port, "GET", "/metrics")).status == 404
+        answer = await ask(port, "GET", "/metrics")
+        assert (answer.status, answer.json["error"]) == (
+            404,
+            f"there is nothing at /metrics; it stands at port {ports['metrics']} (--metrics-port)",
+        )
+    assert (await ask(site.port, "GET", "/v1/status")).json["error"] == "there is nothing at /v1/status"
 
 
 def test_one_address_named_twice_is_one():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from interlingua.contract.engine import EngineInfo
 from interlingua.contract.errors import ModelError
+from interlingua.contract.words import counted
 from interlingua.engine.native import models
 from interlingua.engine.native._native import (
     KV_BLOCK,
@@ -164,7 +165,8 @@ def load_model(
         device="cpu",
         description=(
             f"{config.architecture}, {numerics} activations, {describe(model.kernels)} kernels, "
-            f"{threads} threads{where}, weights {model.weight_bytes / 1e6:.0f} MB, {options.kv_cache_dtype} {pool}"
+            f"{counted(threads, 'thread')}{where}, weights {model.weight_bytes / 1e6:.0f} MB, "
+            f"{options.kv_cache_dtype} {pool}"
         ),
     )
     return LoadedModel(model, config, info, pool.blocks, built.adaptable)
