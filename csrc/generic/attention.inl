@@ -19,11 +19,12 @@ struct KvSpan {
 
 // A head's part of a KV block lies on a page or two, where the hardware's own prefetching ends.
 inline void prefetch_range(const uint8_t* bytes, int32_t count) {
-  for (int32_t i = 0; i < count; i += 64) prefetch(bytes + i);
+  for (int32_t i = 0; i < count; i += 64) prefetch_to_l2(bytes + i);
 }
 
 // The next block's keys and this one's values, asked for line by line while this one's keys are multiplied: all at once they
-// would fill the queue of misses and hold up the products.
+// would fill the queue of misses and hold up the products. Into L2: what is asked for into L1 takes a place in its short
+// queue of misses until it comes.
 struct Ahead {
   const uint8_t *keys, *values;
 
@@ -32,8 +33,8 @@ struct Ahead {
   template <int kLines>
   void next() {
     for (int i = 0; i < kLines; i++, keys += 64, values += 64) {
-      prefetch(keys);
-      prefetch(values);
+      prefetch_to_l2(keys);
+      prefetch_to_l2(values);
     }
   }
 };

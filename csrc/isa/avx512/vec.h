@@ -87,6 +87,7 @@ inline I dot_word(I acc, W w, Word a) {
   return acc;
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_to_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // Lanes are joined in halves: i with i + 8, then i + 4, i + 2, i + 1.
 inline float sum_lanes(F v) {

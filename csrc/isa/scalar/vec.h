@@ -158,6 +158,7 @@ inline I dot_word(const I& acc, const W& w, Word a) {
   LANES(I, acc.v[i] + w.v[4 * i] * a[0] + w.v[4 * i + 1] * a[1] + w.v[4 * i + 2] * a[2] + w.v[4 * i + 3] * a[3]);
 }
 inline void prefetch(const void*) {}
+inline void prefetch_to_l2(const void*) {}
 
 #undef LANES
 
