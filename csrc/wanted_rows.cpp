@@ -4,7 +4,13 @@ namespace interlingua {
 
 const StepInput& WantedRows::choose(const StepInput& input) {
   place_.assign(size_t(input.rows), -1);
-  for (int32_t i = 0; i < input.logit_rows; i++) place_[size_t(input.logit_index[i])] = 0;
+  int32_t wanted = 0;
+  for (int32_t i = 0; i < input.logit_rows; i++) {
+    int32_t& place = place_[size_t(input.logit_index[i])];
+    wanted += place < 0;
+    place = 0;
+  }
+  if (wanted == input.rows) return input;  // as whenever all sequences decode
   for (auto* list : {&rows_, &tokens_, &positions_, &tables_, &logit_index_, &adapter_of_}) list->clear();
   offsets_.assign(1, 0);
   for (int32_t s = 0; s < input.sequences; s++) {
@@ -21,7 +27,6 @@ const StepInput& WantedRows::choose(const StepInput& input) {
     tables_.insert(tables_.end(), table, table + input.max_blocks);
     if (input.adapter_of) adapter_of_.push_back(input.adapter_of[s]);
   }
-  if (int32_t(rows_.size()) == input.rows) return input;
   for (int32_t i = 0; i < input.logit_rows; i++) logit_index_.push_back(place_[size_t(input.logit_index[i])]);
   step_ = input;
   step_.rows = int32_t(rows_.size());

@@ -22,17 +22,9 @@ from interlingua.dialects._triton_openapi import describe
 from interlingua.dialects._triton_table import COLUMN, ID, PARAMETERS, TEXT_INPUT
 
 STATUSES: _errors.Statuses = {
-    "request": (500, "generation"),  # a fault inside the server
+    **_errors.TGI_STATUSES,
     "validation": (400, "validation"),
-    "payload_too_large": (413, "validation"),
-    "unauthorized": (401, "unauthorized"),
-    "not_found": (404, "not_found"),
-    "method_not_allowed": (405, "not_found"),
-    "overloaded": (429, "overloaded"),
-    "unavailable": (503, "healthcheck"),
-    "timeout": (504, "timeout"),
     "generation": (500, "generation"),
-    "incomplete_generation": (500, "incomplete_generation"),
 }
 
 VERSION = "1"  # the only one there is

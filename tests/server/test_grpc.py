@@ -298,17 +298,20 @@ def stream_request(text: str = "x", **more: Any) -> pb.ModelInferRequest:
     return request
 
 
+def open_stream(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelStreamInferResponse.FromString,
+    )()
+
+
 async def test_a_client_that_reads_nothing_holds_its_requests_no_longer_than_it_may(start: Start):
     site = await start(Script(ids=(97,) * 8000), server={"grpc_port": 0, "write_timeout": 0.5})
     # Its own library reads ahead of it, by default some megabytes.
     small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
     async with grpc.aio.insecure_channel(site.app.addresses["gRPC"], options=small) as channel:
-        path = "/inference.GRPCInferenceService/ModelStreamInfer"
-        stream = channel.stream_stream(
-            path,
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )()
+        stream = open_stream(channel)
         for n in range(3):
             await stream.write(stream_request(id=f"n{n}"))
         await someone_inside(site.home)
@@ -331,12 +334,7 @@ async def test_requests_that_are_refused_wait_in_no_endless_queue(start: Start):
     )
     small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
     async with grpc.aio.insecure_channel(site.app.addresses["gRPC"], options=small) as channel:
-        path = "/inference.GRPCInferenceService/ModelStreamInfer"
-        stream = channel.stream_stream(
-            path,
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )()
+        stream = open_stream(channel)
         await stream.write(stream_request(id="runs"))
         await someone_inside(site.home)
         await asyncio.sleep(0.5)  # until nobody takes its tokens any more
@@ -354,12 +352,7 @@ async def test_requests_that_are_refused_wait_in_no_endless_queue(start: Start):
 async def test_a_client_that_reads_slowly_gets_everything(start: Start):
     site = await start(Script(ids=(97,) * 300), server={"grpc_port": 0, "write_timeout": 0.3})
     async with grpc.aio.insecure_channel(site.app.addresses["gRPC"]) as channel:
-        path = "/inference.GRPCInferenceService/ModelStreamInfer"
-        stream = channel.stream_stream(
-            path,
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )()
+        stream = open_stream(channel)
         request = stream_request(id="slow")
         request.parameters["max_new_tokens"].int64_param = 300
         await stream.write(request)
